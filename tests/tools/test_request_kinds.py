@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,21 @@ def test_mixes_of_all_kinds_change_no_text(chatting: Path, monkeypatch: pytest.M
         lossless, "with_drafts", lambda *args: [replace(one, text=f"{one.text}!") for one in together(*args)]
     )
     assert lossless.compare_runs(chatting, 2, 4, 1, seed=3, at_once=2, kinds=True).differ == 2
+
+
+def test_a_request_is_in_several_mixes(chatting: Path) -> None:
+    with EagleModel.load(chatting, threads=1) as model:
+        drawn = list(lossless.groups(model, np.random.default_rng(5), 60, 4, 5, True, 3))
+    mixed = [run for group in drawn for run in group]
+    assert len(mixed) == 60 and {len(group) for group in drawn} >= {1, 2, 5} and max(map(len, drawn)) == 5
+    times = Counter(run.settings["seed"] for run in mixed)
+    assert set(times.values()) == {3} and len(times) == 20
+    for group in drawn:
+        assert len({run.settings["seed"] for run in group}) == len(group), "a request is not its own neighbour"
+    methods = {run.settings["seed"]: set[str]() for run in mixed}
+    for run in mixed:
+        methods[run.settings["seed"]].add(str(run.method))
+    assert sum(len(one) > 1 for one in methods.values()) > 15
 
 
 def test_a_bundle_gets_the_kinds_that_it_can_answer(bundle_of: Callable[..., Path], chatting: Path) -> None:

@@ -4,9 +4,10 @@
 
 Each run chooses a prompt, sampling settings and a drafting method at random, decodes with and without drafts from the
 same seed, and compares the tokens. With `--at-once 8`, one to eight runs with drafts decode at the same time, each to
-be compared with its request alone and without drafts. Prompts are parts of the certificate's texts, or random ids; with
-`--kinds`, questions with stop strings, JSON schemas and tools are among them (request_kinds). It needs only what the
-runtime needs, so that it runs wherever bundles do.
+be compared with its request alone and without drafts. With `--mixes 4`, a request is answered alone once and then
+decodes in four mixes, each time with another drafting method: as many mixed answers for a quarter of those alone.
+Prompts are parts of the certificate's texts, or random ids; with `--kinds`, questions with stop strings, JSON schemas
+and tools are among them (request_kinds). It needs only what the runtime needs, so that it runs wherever bundles do.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,30 +85,31 @@ def compare_runs(
     backend: str = "cpu",
     at_once: int = 1,
     kinds: bool = False,
+    mixes: int = 1,
 ) -> Outcome:
-    """Decode `runs` times with drafts and without; returns the outcome. at_once: the most runs with drafts that decode
-    at the same time. kinds: whether runs are of every kind, not texts alone. Raises EagleError if the bundle cannot be
-    run."""
+    """Decode `runs` times with drafts, and every request once without; returns the outcome. at_once: the most runs with
+    drafts that decode at the same time. kinds: whether runs are of every kind, not texts alone. mixes: in how many
+    mixes a request decodes. Raises EagleError if the bundle cannot be run."""
     started = time.perf_counter()
     random = np.random.default_rng(seed)
     differ = ties = drafted_tokens = passes = 0
     seen: Counter[str] = Counter()
     ended: Counter[str] = Counter()
     with EagleModel.load(bundle, backend=backend, threads=threads) as model:
-        number = 0
-        while number < runs:
-            count = min(int(random.integers(1, at_once + 1)), runs - number)
-            group = [random_run(model, random, new_tokens, number + place, kinds) for place in range(count)]
-            number += count
+        answers: dict[int, Result] = {}  # alone and without drafts, by the seed of the request
+        for group in groups(model, random, runs, new_tokens, at_once, kinds, mixes):
             for one, drafted in zip(group, with_drafts(model, group), strict=True):
-                plain = model.generate(one.prompt, method="vanilla", **one.settings)
+                seed_of = one.settings["seed"]
+                if seed_of not in answers:
+                    answers[seed_of] = model.generate(one.prompt, method="vanilla", **one.settings)
+                plain = answers[seed_of]
                 drafted_tokens += drafted.usage.new_tokens - 1
                 passes += drafted.usage.target_passes
                 seen[one.kind] += 1
                 ended[plain.finish_reason] += 1
                 if _said(plain) != _said(drafted):
                     differ += 1
-                    sampling = {"temperature": one.settings["temperature"], "seed": one.settings["seed"]}
+                    sampling = {"temperature": one.settings["temperature"], "seed": seed_of}
                     ties += is_tie(model, one.prompt, plain.token_ids, drafted.token_ids, **sampling)
                     print(
                         f"{bundle}, seed {seed}: {one}: {_said(plain)}, {_said(drafted)}", file=sys.stderr, flush=True
@@ -118,6 +120,32 @@ def compare_runs(
     tau = round(drafted_tokens / max(passes, 1), 2)
     counts = (runs, differ, ties, dict(seen), dict(ended))
     return Outcome(str(bundle), precision, backend, processor_name(), *counts, tau, rows, seconds)
+
+
+def groups(
+    model: EagleModel,
+    random: np.random.Generator,
+    runs: int,
+    new_tokens: int,
+    at_once: int,
+    kinds: bool,
+    mixes: int,
+) -> Iterator[list[Run]]:
+    """Yields runs that decode at the same time, `runs` in all; the rest as in compare_runs. A request, known by its
+    seed, is in `mixes` groups, of random sizes and with random neighbours, each time with a method drawn anew."""
+    left, seed = runs, 0
+    while left > 0:
+        pool = []
+        for _ in range(min(2 * at_once, left)):
+            pool.append(random_run(model, random, new_tokens, seed, kinds))
+            seed += 1
+        for _ in range(mixes):
+            order = random.permutation(len(pool)).tolist()
+            while order and left > 0:
+                count = min(int(random.integers(1, at_once + 1)), len(order), left)
+                mixed, order = order[:count], order[count:]
+                left -= count
+                yield [replace(pool[place], method=random_method(model, random)) for place in mixed]
 
 
 def random_run(model: EagleModel, random: np.random.Generator, new_tokens: int, seed: int, kinds: bool = False) -> Run:
@@ -184,14 +212,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> bool:
     """Compare runs of each bundle and print the outcomes; returns whether all outputs are equal but for allowed
     ties."""
-    if args.runs < 1 or args.tokens < 2 or args.at_once < 1:
+    if args.runs < 1 or args.tokens < 2 or args.at_once < 1 or args.mixes < 1:
         raise RequestError(
-            f"runs is {args.runs}, tokens {args.tokens} and at-once {args.at_once}, but they must be 1, 2 and 1 or more"
+            f"runs is {args.runs}, tokens {args.tokens}, at-once {args.at_once} and mixes {args.mixes}, but they must "
+            "be 1, 2, 1 and 1 or more"
         )
     lossless = True
     for bundle in args.bundles:
         outcome = compare_runs(
-            Path(bundle), args.runs, args.tokens, args.threads, args.seed, args.backend, args.at_once, args.kinds
+            Path(bundle),
+            args.runs,
+            args.tokens,
+            args.threads,
+            args.seed,
+            args.backend,
+            args.at_once,
+            args.kinds,
+            args.mixes,
         )
         allowed = 0 if outcome.rows else outcome.ties  # quantised targets must be equal without ties
         lossless &= outcome.differ == allowed
@@ -220,6 +257,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--kinds", action="store_true", help="runs with stop strings, JSON schemas and tools among them"
     )
+    parser.add_argument("--mixes", type=int, default=1, metavar="N", help="mixes that each request decodes in (1)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice of prompts and settings")
     parser.add_argument("--json", action="store_true", help="print one JSON object per bundle")
