@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -30,7 +31,7 @@ from eagle_export.base.resume import fingerprint, holds_refused, kept
 from eagle_export.checking.certificate import certified
 from eagle_export.checking.head_check import HeadCheck
 from eagle_export.checking.limits import LIMITS, FidelityError, required_fidelity
-from eagle_export.checking.source_reading import reading_of_pair
+from eagle_export.checking.source_reading import SourceReading, reading_of_pair
 from eagle_export.checking.worst_layers import Layer, layers_of
 from eagle_export.graphs.pair import Pair, build_graphs, open_pair
 from eagle_export.graphs.weights import DATA_SUFFIX, graph_spec, num_bytes, save, save_over
@@ -48,6 +49,8 @@ from eagle_export.recipes.plan import (
     routes_experts,
 )
 from eagle_export.recording.recording import how_to_record, recorded_inputs
+from eagle_export.recording.shared_recording import OtherHalf, other_half
+from eagle_export.recording.source_text import Asked
 from eagle_export.recording.transitions import write_transitions
 from eagle_export.writing.automatic import Sensitivity, checked_budget, choose
 from eagle_export.writing.preflight import NOTABLE, requirement_of
@@ -171,7 +174,7 @@ def export(
             f"the engines {', '.join(engines)} were built from the older bundle and go with it; build them again with "
             "eagle-export engines"
         )
-    with _progress() as progress:
+    with _progress() as progress, ExitStack() as until_end:
         task = progress.add_task("reading checkpoints", total=None)
         pair = open_pair(target, draft)
         check_settings(pair, backend, cache_precision, draft_vocab)
@@ -198,11 +201,16 @@ def export(
         )
         graphs: dict[str, ir.Model] = {}
         layers: tuple[Layer, ...] = ()
+        reading: SourceReading | None = None
+        other: OtherHalf | None = None
         if not holds_refused(work_folder(bundle), key):
             requirement = requirement_of(
                 pair, backend, precisions, way, bundle, calibrated=observed is not None, certify=certify
             )
             requirement.check(bundle)
+            reading = reading_of_pair(pair) if certify and way == "whole" else None
+            if way == "whole" and calibrate is None:
+                other = until_end.enter_context(other_half(pair, bundle, *_in_both(reading)))
             progress.update(task, description="tracing")  # refuses damaged checkpoints before anything is written
             graphs = build_graphs(pair, recipe.traced, top_k, routed=routes_experts(backend))
             if requirement.seconds > NOTABLE:
@@ -217,13 +225,12 @@ def export(
             manifest = accepted(finished, folder, required if certify else None)
             if manifest is None:
                 recorded, with_inputs = None, partial(plan, *planned)
-                reading = reading_of_pair(pair) if certify and way == "whole" else None
                 if records:
                     missing = notes
                     if way is not None:
                         asked = None if reading is None else reading.asked()
                         recorded, missing = recorded_inputs(
-                            pair, calibrate, way, finished, report, asked, probed=precision == AUTO
+                            pair, calibrate, way, finished, report, asked, other=other, probed=precision == AUTO
                         )
                         warnings += missing
                         give_back()
@@ -266,6 +273,15 @@ def export(
             written_bytes = folder_bytes(folder)
     shared = shared_weights(manifest)
     return Exported(bundle, manifest, shared, written_bytes, tuple(warnings), tuple(layer_choice), head_check)
+
+
+def _in_both(
+    reading: SourceReading | None,
+) -> tuple[Asked | None, Callable[[Path], None], Callable[[Path], None]]:
+    """Returns what a copy of the process asks its source, how it leaves that in a folder, and how this one takes it."""
+    if reading is None:
+        return None, lambda folder: None, lambda folder: None
+    return reading.asked(), reading.leave, reading.take
 
 
 def _rewritten(

@@ -1,4 +1,5 @@
-"""Values of a graph that two processes compute beside each other, in the order in which they are written.
+"""Work that two processes do beside each other: values of a graph, in the order in which they are written, and other
+work whose results are files.
 
 Rounding a weight is thousands of short steps, for each of which threads of one interpreter wait for each other: two
 take as long as one. A copy of the process (a fork, as torch's own loaders of data make) has all that its values are
@@ -88,9 +89,7 @@ def in_two(values: Sequence[ir.Value], content: Content, folder: Path) -> Iterat
     every = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(dir=folder) as made:
         place = Path(made)
-        with warnings.catch_warnings():  # Python warns of forks of processes with threads: the copy uses none of them
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process = os.fork()
+        process = _fork()
         if process == 0:
             os.sched_setaffinity(0, every[len(every) // 2 :])
             _compute([(index, value) for index, value in enumerate(values) if theirs[index]], content, place)
@@ -109,16 +108,49 @@ def in_two(values: Sequence[ir.Value], content: Content, folder: Path) -> Iterat
             copy.end()
 
 
+@contextmanager
+def meanwhile(work: Callable[[Path], None], folder: Path) -> Iterator[Running]:
+    """Yields a copy of the process that does some work on one thread. work: called with an empty folder for what it
+    makes, which is gone at the end. folder: where that is made."""
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        process = _fork()
+        if process == 0:
+            _end_after(lambda: work(Path(made)))
+        copy = _Copy(process)
+        try:
+            yield Running(copy, Path(made))
+        finally:
+            copy.end()
+
+
+class Running:
+    """A copy of the process, at work."""
+
+    def __init__(self, copy: _Copy, made: Path) -> None:
+        self._copy, self._made = copy, made
+
+    @property
+    def ended(self) -> bool:
+        """Whether the copy has ended."""
+        return self._copy.ended()
+
+    def result(self) -> Path | None:
+        """Waits for the end of the work. Returns the folder with what it made, None if it failed."""
+        return self._made if self._copy.wait() else None
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():  # Python warns of forks of processes with threads: the copy uses none of them
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
 def _compute(values: Sequence[tuple[int, ir.Value]], content: Content, place: Path) -> None:
     """Writes the copy's share and ends it. An error is met again by the process that waits, which then computes what is
     missing."""
-    import torch
+    parent = os.getppid()
 
-    parent, status = os.getppid(), 1
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        torch.set_num_threads(1)
+    def write() -> None:
         for index, value in values:
             if os.getppid() != parent:
                 break
@@ -126,6 +158,20 @@ def _compute(values: Sequence[tuple[int, ir.Value]], content: Content, place: Pa
             new = place / f"{index}.new"
             new.write_bytes(content(value.const_value))
             new.rename(place / str(index))
+
+    _end_after(write)
+
+
+def _end_after(work: Callable[[], None]) -> None:
+    """Does the work of a copy, on one thread, and ends it: with status 0 unless the work raised an error."""
+    import torch
+
+    status = 1
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        torch.set_num_threads(1)
+        work()
         status = 0
     except BaseException:
         pass
@@ -138,11 +184,12 @@ class _Copy:
 
     def __init__(self, process: int) -> None:
         self._process: int | None = process
+        self._status = 0
 
     def read(self, path: Path) -> memoryview | None:
         """Waits for a file, and returns its content; None if the copy has ended without it."""
         while not path.exists():
-            if self._ended() and not path.exists():
+            if self.ended() and not path.exists():
                 return None
             time.sleep(PAUSE)
         content = path.read_bytes()
@@ -156,7 +203,17 @@ class _Copy:
             os.waitpid(self._process, 0)
             self._process = None
 
-    def _ended(self) -> bool:
-        if self._process is not None and os.waitpid(self._process, os.WNOHANG)[0]:
+    def wait(self) -> bool:
+        """Waits for its end. Returns whether it did all of its work."""
+        if self._process is not None:
+            self._status = os.waitpid(self._process, 0)[1]
             self._process = None
+        return self._status == 0
+
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        if self._process is not None:
+            process, status = os.waitpid(self._process, os.WNOHANG)
+            if process:
+                self._process, self._status = None, status
         return self._process is None

@@ -3,9 +3,13 @@ checked. The source writes them beside the text that inputs are recorded on, or,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from eagle_calib.replay import GOLDEN_TOKENS, golden_prompts
 from eagle_export.base.errors import ExportError
@@ -16,6 +20,7 @@ from eagle_export.checking.head_check import (
     TOKENS,
     Continued,
     HeadCheck,
+    Reading,
     check_head,
     taps_of_readings,
 )
@@ -26,6 +31,8 @@ from eagle_export.reading.families.registry import family_of
 from eagle_export.recording.continuations import Continuation, ask, continuation
 from eagle_export.recording.source_text import Asked, Greedy, Written, text_starts
 from eagle_runtime.text.tokenizer import Text
+
+LOGITS, REST = "logits.npz", "read.json"  # what a copy of the process leaves
 
 
 @dataclass(slots=True)
@@ -75,12 +82,31 @@ class SourceReading:
     def read(self) -> tuple[list[Continuation], HeadCheck | None]:
         """Returns the continuations, and what was seen of the head; lets the source write them if it has not. Raises
         ExportError if transformers cannot run it, or its logits are not finite."""
-        if self.expected is None:
+        if self.expected is None and self.problem is None:
             ask(self.source, self.asked())
         if self.problem is not None:
             raise self.problem
         assert self.expected is not None
         return self.expected, self.checked
+
+    def leave(self, folder: Path) -> None:
+        """Writes what was read to a folder, for another process. Raises what `read` does."""
+        expected, checked = self.read()
+        np.savez(folder / LOGITS, allow_pickle=False, **{str(n): one.logits for n, one in enumerate(expected)})
+        seen = {"tokens": [one.tokens for one in expected], "head": None if checked is None else asdict(checked)}
+        (folder / REST).write_text(json.dumps(seen), encoding="utf-8")
+
+    def take(self, folder: Path) -> None:
+        """Takes what another process left."""
+        seen = json.loads((folder / REST).read_text(encoding="utf-8"))
+        with np.load(folder / LOGITS, allow_pickle=False) as logits:
+            self.expected = [
+                Continuation(prompt, tokens, logits[str(n)])
+                for n, (prompt, tokens) in enumerate(zip(self.prompts, seen["tokens"], strict=True))
+            ]
+        if (head := seen["head"]) is not None:
+            best = head.pop("best")
+            self.checked = HeadCheck(**head, best=None if best is None else Reading(**best))
 
     def _look(self, model: Any, written: Sequence[Written]) -> None:
         try:

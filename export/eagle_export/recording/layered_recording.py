@@ -65,6 +65,9 @@ class Spilled(Mapping[str, Observed]):
         arrays = _read(self.folder / self.files[name])
         return Observed(int(arrays["rows"]), arrays["largest"], arrays["sample"])
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.files
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.files)
 

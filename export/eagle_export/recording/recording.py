@@ -12,6 +12,7 @@ from eagle_export.graphs.pair import Pair
 from eagle_export.reading.source_memory import check_memory
 from eagle_export.recording.layered_recording import observe_layers, texts_to_read
 from eagle_export.recording.self_calibration import Recorded, observe_source
+from eagle_export.recording.shared_recording import OtherHalf
 from eagle_export.recording.source_text import Asked
 
 Way = Literal["whole", "layers"]
@@ -39,15 +40,19 @@ def recorded_inputs(
     report: Callable[[str], None],
     asked: Asked | None = None,
     *,
+    other: OtherHalf | None = None,
     probed: bool = True,
 ) -> tuple[Recorded | None, list[str]]:
     """Returns what the source computes for a text, or None and a warning if it cannot run here.
 
     finished: a folder for what is to be read again if the export is stopped. asked: texts that the source writes
-    meanwhile, if it is in the memory as a whole. probed: whether there are to be probes. Raises ExportError instead if
-    the text was given, and CalibrationError for one that cannot be used."""
+    meanwhile, if it is in the memory as a whole. other: a copy of the process that records one half. probed: whether
+    there are to be probes. Raises ExportError instead if the text was given, and CalibrationError for one that cannot
+    be used."""
     text = pair.text
     try:
+        if other is not None:
+            return other.completed(finished, report, probed=probed), []
         if way == "whole":
             return observe_source(pair.target, text, data, pair.head, report, asked, finished, probed=probed), []
         windows = texts_to_read(text, data, int(pair.config.vocab_size), int(pair.config.max_position_embeddings))

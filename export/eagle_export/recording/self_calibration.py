@@ -80,14 +80,15 @@ def observe_source(
     folder: Path | None = None,
     *,
     probed: bool = True,
+    share: slice = slice(None),
 ) -> Recorded:
     """Returns what a checkpoint (load_source's argument) computes for a text.
 
     text: its tokenizer. data: a text file, or JSONL as eagle-calib reads it; None for text of the model's own. head: of
     the model; its inputs are recorded too. report: called with what is being done. asked: other texts that the model
-    writes meanwhile. folder: for a file that the inputs are kept in; None for the memory. probed: whether
-    there are to be probes. Raises CalibrationError for a file without text, and ExportError if transformers cannot run
-    the checkpoint."""
+    writes meanwhile. folder: for a file that the inputs are kept in; None for the memory. probed: whether there are to
+    be probes. share: which of SEQUENCES texts of its own it writes. Raises CalibrationError for a file without text,
+    and ExportError if transformers cannot run the checkpoint."""
     transformers_logging.disable_progress_bar()
     file = None if folder is None else SampleFile(folder)
     try:
@@ -96,6 +97,7 @@ def observe_source(
         longest = int(model.config.max_position_embeddings)
         if data is None:
             starts = text_starts(text, vocab, SEQUENCES, START, 2 * START, MAX_TOKENS)
+            starts = starts[share]
             windows, observed, written = _own_text(model, starts, min(LENGTH, longest), head, report, asked, file)
         else:
             windows, written = read_windows(data, text, vocab, min(WINDOW, longest), MAX_TOKENS), []
@@ -261,6 +263,9 @@ class _Filed(Mapping[str, Observed]):
     def __getitem__(self, name: str) -> Observed:
         return _ordered(self.statistics[self.names[name]].observed(), self.order)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.names  # without reading it
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
 
@@ -338,11 +343,11 @@ def _all_inputs(
     places = {name: (part, name) for part in parts for name in part}
     if model.config.tie_word_embeddings:
         places[EMBEDDING] = places[LM_HEAD]
-    return _Joined(places)
+    return Joined(places)
 
 
 @dataclass(frozen=True, slots=True)
-class _Joined(Mapping[str, Observed]):
+class Joined(Mapping[str, Observed]):
     """Inputs of several recordings. places: name -> recording, and the name there."""
 
     places: Mapping[str, tuple[Mapping[str, Observed], str]]
@@ -350,6 +355,14 @@ class _Joined(Mapping[str, Observed]):
     def __getitem__(self, name: str) -> Observed:
         part, other = self.places[name]
         return part[other]
+
+    def origin(self, name: str) -> tuple[int, str]:
+        """Returns what is the same for layers that read one tensor."""
+        part, other = self.places[name]
+        return id(part), part.names[other] if isinstance(part, _Filed) else other
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.places
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.places)

@@ -1,0 +1,137 @@
+"""A recording that two processes share on a machine of few cores: each lets the source write one half of the texts.
+
+Threads of one product wait for each other in each of some thousand small operations, and where other programs run for
+many times as long as they compute. Two processes of one thread each do not wait; one of them also traces the graphs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from eagle_calib.calibration import Observed
+from eagle_calib.folder import claimed
+from eagle_export.base.beside import Running, meanwhile
+from eagle_export.graphs.pair import Pair
+from eagle_export.recording.layered_recording import Spilled
+from eagle_export.recording.self_calibration import Joined, Recorded, observe_source
+from eagle_export.recording.source_text import Asked
+from eagle_runtime.machine.host import cores, free_memory, threads_allowed
+
+FEW = 3  # cores of a machine whose processes share a recording; more are used by the products of one
+LEAST = 10**7  # numbers of a source for which a copy of the process is made
+FIRST, SECOND = slice(0, None, 2), slice(1, None, 2)  # texts of this process and of its copy
+INPUTS, NAMES = "other half", "names.json"  # in the copy's folder: recorded inputs, and layer -> file there
+
+
+@dataclass(frozen=True, slots=True)
+class OtherHalf:
+    """The copy of the process. pair: what it records. seen: takes what else the copy left in its folder."""
+
+    pair: Pair
+    copy: Running
+    seen: Callable[[Path], None]
+
+    def completed(self, finished: Path, report: Callable[[str], None], *, probed: bool) -> Recorded:
+        """Records this half on one thread and joins the other. finished: for inputs, as long as they are needed. Raises
+        what observe_source does."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            first = _half(self.pair, FIRST, finished, report, probed=probed)
+            report("waiting for the other half of the recording")
+            folder = self.copy.result()
+            if folder is None:  # it met an error, which this process meets again
+                second = _half(self.pair, SECOND, finished, report, probed=False).inputs
+            else:
+                shutil.rmtree(finished / INPUTS, ignore_errors=True)  # of an export that was stopped
+                (folder / INPUTS).rename(finished / INPUTS)
+                second = Spilled(finished / INPUTS, json.loads((folder / NAMES).read_text(encoding="utf-8")))
+                self.seen(folder)
+        finally:
+            torch.set_num_threads(threads)
+        return Recorded(_Halves(first.inputs, second), first.probes)
+
+
+@contextmanager
+def other_half(
+    pair: Pair, place: Path, asked: Asked | None, leave: Callable[[Path], None], seen: Callable[[Path], None]
+) -> Iterator[OtherHalf | None]:
+    """Starts a copy of the process, which records one half of a whole model's inputs and writes what is asked besides.
+
+    place: of the bundle, next to which the copy writes. leave: called there with its folder, when it has written what
+    was asked; seen: called here with that folder. Yields None where one process is to record all: for a small source,
+    on one core or many, or with too little memory for two."""
+    numbers = sum(math.prod(tensor.shape) for tensor in pair.target.tensors.values())
+    few = sys.platform == "linux" and 2 <= (threads_allowed() or cores()) <= FEW
+    free = free_memory()
+    if not few or numbers < LEAST or (free is not None and free < 12 * numbers):
+        yield None
+        return
+
+    def work(folder: Path) -> None:
+        inputs = _half(pair, SECOND, folder, lambda step: None, asked, probed=False).inputs
+        assert isinstance(inputs, Joined)
+        spilled, files = Spilled(folder / INPUTS), dict[tuple[int, str], str]()
+        spilled.folder.mkdir()
+        for name in inputs:
+            if (origin := inputs.origin(name)) not in files:
+                spilled.add({name: inputs[name]})
+                files[origin] = spilled.files[name]
+            spilled.files[name] = files[origin]
+        (folder / NAMES).write_text(json.dumps(spilled.files), encoding="utf-8")
+        leave(folder)
+
+    with claimed(place.with_name(f"{place.name}-recording")) as claim:
+        (claim / "new").mkdir()
+        with meanwhile(work, claim / "new") as copy:
+            yield OtherHalf(pair, copy, seen)
+
+
+def _half(
+    pair: Pair,
+    share: slice,
+    folder: Path,
+    report: Callable[[str], None],
+    asked: Asked | None = None,
+    *,
+    probed: bool,
+) -> Recorded:
+    return observe_source(pair.target, pair.text, None, pair.head, report, asked, folder, probed=probed, share=share)
+
+
+@dataclass(frozen=True, slots=True)
+class _Halves(Mapping[str, Observed]):
+    """Inputs of which two processes recorded one half each. A layer that one of them lacks, an expert that it hardly
+    asked, has the other's."""
+
+    first: Mapping[str, Observed]
+    second: Mapping[str, Observed]
+
+    def __getitem__(self, name: str) -> Observed:
+        parts = [each[name] for each in (self.first, self.second) if name in each]
+        if not parts:
+            raise KeyError(name)
+        return Observed(
+            sum(each.rows for each in parts),
+            np.max([each.channel_absmax for each in parts], axis=0),
+            np.concatenate([each.sample for each in parts]),
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.first or name in self.second
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self.first, *self.second]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))

@@ -1,0 +1,70 @@
+"""A recording that two processes share: what both wrote is there, also where the copy of the process ends early."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import GOLDEN, HEADS
+from eagle_export.checking.source_reading import reading_of_pair
+from eagle_export.graphs.pair import open_pair
+from eagle_export.recording import shared_recording
+from eagle_export.recording.self_calibration import observe_source
+from eagle_export.recording.shared_recording import FIRST, SECOND, other_half
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no fork that this may use")
+
+
+@pytest.mark.parametrize("copy_fails", [False, True])
+def test_two_processes_record_what_the_source_reads(
+    copy_fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_recording, "LEAST", 0)
+    monkeypatch.setattr(shared_recording, "threads_allowed", lambda: 2)
+    pair = open_pair(GOLDEN / "target", GOLDEN / HEADS["eagle3"])
+    reading, apart = reading_of_pair(pair), reading_of_pair(pair)
+    assert reading is not None and apart is not None
+    halves = [
+        observe_source(pair.target, pair.text, None, pair.head, share=share, probed=False).inputs
+        for share in (FIRST, SECOND)
+    ]
+
+    def leave(folder: Path) -> None:
+        assert not copy_fails
+        reading.leave(folder)
+
+    threads, finished = torch.get_num_threads(), tmp_path / "finished"
+    (finished / shared_recording.INPUTS / "of an export that was stopped").mkdir(parents=True)
+    with other_half(pair, tmp_path / "bundle", reading.asked(), leave, reading.take) as other:
+        assert other is not None
+        recorded = other.completed(finished, lambda step: None, probed=True)
+    assert torch.get_num_threads() == threads and len(recorded.probes) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["finished"], "nothing of the copy is left"
+    assert set(recorded.inputs) == set(halves[0])
+    for name, seen in recorded.inputs.items():
+        parts = [half[name] for half in halves]
+        assert seen.rows == sum(each.rows for each in parts) == len(seen.sample)
+        wanted = np.concatenate([each.sample for each in parts]).astype(np.float32)
+        assert np.mean(np.abs(seen.sample.astype(np.float32) - wanted) > 0.02 * np.abs(wanted).max()) < 0.05, name
+    expected, checked = apart.read()
+    assert (reading.expected is None) == copy_fails
+    again, checked_again = reading.read()
+    assert [each.tokens for each in again] == [each.tokens for each in expected]
+    np.testing.assert_allclose(again[0].logits, expected[0].logits, atol=1e-3)
+    assert checked is not None and checked_again is not None and checked.best is not None
+    assert (checked.rows, checked.share) == (checked_again.rows, checked_again.share)
+    assert checked_again.best is not None and checked_again.best.words == checked.best.words
+
+
+def test_a_small_source_or_many_cores_take_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = open_pair(GOLDEN / "target", None)
+    for least, count in ((10**7, 2), (0, 1), (0, 8)):
+        monkeypatch.setattr(shared_recording, "LEAST", least)
+        monkeypatch.setattr(shared_recording, "threads_allowed", lambda count=count: count)
+        with other_half(pair, tmp_path / "bundle", None, lambda folder: None, lambda folder: None) as other:
+            assert other is None
+    assert not list(tmp_path.iterdir())
