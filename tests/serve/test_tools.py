@@ -77,11 +77,11 @@ def test_a_call(choice: Any, client: OpenAI, served_model: EagleModel) -> None:
 def test_text_where_tools_may_be_called(client: OpenAI, served_model: EagleModel) -> None:
     """With "auto" this model, which knows nothing of tools, writes text, and that of decoding without drafts."""
     answer = client.chat.completions.create(model="any", messages=MESSAGES, tools=TOOLS, temperature=0, max_tokens=30)
-    assert answer.choices[0].finish_reason == "length" and answer.choices[0].message.tool_calls is None
+    assert answer.choices[0].message.tool_calls is None
     prompt = served_model.chat_prompt(MESSAGES, ToolUse.of(TOOLS))
     ids = served_model.text.encode_rendered(prompt.text)
     wanted = served_model.generate(ids, form=prompt.form, method="vanilla", temperature=0, max_new_tokens=30)
-    assert answer.choices[0].message.content == wanted.text
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (wanted.text, wanted.finish_reason)
     none = client.chat.completions.create(
         model="any", messages=MESSAGES, tools=TOOLS, tool_choice="none", temperature=0, max_tokens=30
     )

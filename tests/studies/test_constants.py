@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def test_a_constant_is_halved_and_put_back() -> None:
 def test_the_table_has_a_row_for_each(
     bundle_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = bundle_of("eagle3", "fp32")
+    bundle = shutil.copytree(bundle_of("eagle3"), tmp_path / "pair")
     put_tokenizer(bundle)
     (tmp_path / "set.jsonl").write_text('{"turns": ["ab"]}\n')
     monkeypatch.setattr(constants, "CONSTANTS", {"eagle": (("acceptance", "PRIOR"),)})
