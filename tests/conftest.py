@@ -56,6 +56,18 @@ def put_tokenizer(bundle: Path) -> None:
     put_listed(bundle, "tokenizer.json", (GOLDEN / "byte_tokenizer.json").read_bytes())
 
 
+CHAT_TEMPLATE = "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}\n{% endfor %}a: "
+
+
+@pytest.fixture(scope="session")
+def chatting(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The golden pair in int8 with a chat template; a token is a byte."""
+    bundle = shutil.copytree(bundle_of("eagle1", "int8"), tmp_path_factory.mktemp("chatting") / "pair")
+    put_tokenizer(bundle)
+    put_listed(bundle, "chat_template.jinja", CHAT_TEMPLATE.encode())
+    return bundle
+
+
 def write_block(kind: str, folder: Path) -> Path:
     """Write a block head; returns its folder. kind: one of BLOCKS."""
     import block_writers

@@ -28,7 +28,7 @@ def test_two_processes_record_what_the_source_reads(
     pair = open_pair(GOLDEN / "target", GOLDEN / HEADS["eagle3"])
     reading, apart = reading_of_pair(pair), reading_of_pair(pair)
     assert reading is not None and apart is not None
-    halves = [
+    recordings = [
         observe_source(pair.target, pair.text, None, pair.head, share=share, probed=False).inputs
         for share in (FIRST, SECOND)
     ]
@@ -44,9 +44,9 @@ def test_two_processes_record_what_the_source_reads(
         recorded = other.completed(finished, lambda step: None, probed=True)
     assert torch.get_num_threads() == threads and len(recorded.probes) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["finished"], "nothing of the copy is left"
-    assert set(recorded.inputs) == set(halves[0])
+    assert set(recorded.inputs) == set(recordings[0])
     for name, seen in recorded.inputs.items():
-        parts = [half[name] for half in halves]
+        parts = [each[name] for each in recordings]
         assert seen.rows == sum(each.rows for each in parts) == len(seen.sample)
         wanted = np.concatenate([each.sample for each in parts]).astype(np.float32)
         assert np.mean(np.abs(seen.sample.astype(np.float32) - wanted) > 0.02 * np.abs(wanted).max()) < 0.05, name

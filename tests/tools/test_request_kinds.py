@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,20 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import put_listed, put_tokenizer
 from eagle_runtime import EagleModel
 from eagle_tools import lossless
 from eagle_tools.request_kinds import KINDS, kinds_of, random_kind
-
-TEMPLATE = "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}\n{% endfor %}a: "
-
-
-@pytest.fixture(scope="module")
-def chatting(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    bundle = shutil.copytree(bundle_of("eagle1", "int8"), tmp_path_factory.mktemp("kinds") / "pair")
-    put_tokenizer(bundle)
-    put_listed(bundle, "chat_template.jinja", TEMPLATE.encode())
-    return bundle
 
 
 def test_mixes_of_all_kinds_change_no_text(chatting: Path, monkeypatch: pytest.MonkeyPatch) -> None:

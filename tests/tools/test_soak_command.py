@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from conftest import put_listed, put_tokenizer
 from eagle_tools import soak
 from eagle_tools.request_kinds import KINDS
 from eagle_tools.soak import Outcome, requests_of
-
-TEMPLATE = "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}\n{% endfor %}a: "
-
-
-@pytest.fixture(scope="module")
-def chatting(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    bundle = shutil.copytree(bundle_of("eagle1", "int8"), tmp_path_factory.mktemp("soak") / "pair")
-    put_tokenizer(bundle)
-    put_listed(bundle, "chat_template.jinja", TEMPLATE.encode())
-    return bundle
 
 
 def test_every_kind_is_sent_and_some_are_left() -> None:

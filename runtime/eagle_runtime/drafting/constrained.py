@@ -17,28 +17,26 @@ from eagle_runtime.base.tree import MAX_DEPTH, Float, Int, Tree, chain_of, node_
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import WINDOW, DraftHead, Proposal, States, Weigher
-from eagle_runtime.core.target import Features
 from eagle_runtime.drafting.head import NEVER, Head
+from eagle_runtime.drafting.wrapped_head import WrappedHead
 from eagle_runtime.sampling.grammar_lookahead import Lookahead
 
 MOST_AHEAD = 24  # forced tokens that a head reads before it proposes, as cost_aware.MAX_MATCHED; more go without
 LIKELY = float(np.log(0.5))  # of a path: below it what is forced after it is more likely lost than not
 
 
-class ConstrainedHead:
+class ConstrainedHead(WrappedHead):
     """A head whose proposals leave out what the grammar does not allow after each row's path. What the grammar forces
     after the root it reads first, as if it were verified, and it proposes what comes after that."""
 
     def __init__(self, head: DraftHead, lookahead: Lookahead, reader: Head | None = None) -> None:
         """reader: the head itself where it can read ahead; None for heads that cannot."""
-        self._head = head
+        super().__init__(head)
         self._reader = reader
         self._lookahead = lookahead
         self._ahead = 0  # rows of them that the cache holds
         self._forced: tuple[int, ...] = ()  # after the root, of the tree that is growing
         self._paths: list[tuple[int, ...]] = []  # of the scratch rows of the tree that is growing
-        self.cache, self.top_k, self.scratch = head.cache, head.top_k, head.scratch
-        self.free_levels, self.row_counts = head.free_levels, head.row_counts
 
     @contextlib.contextmanager
     def after(self, forced: Sequence[int]) -> Iterator[bool]:
@@ -54,15 +52,6 @@ class ConstrainedHead:
             if self._ahead:
                 self.cache.truncate(self.cache.length - self._ahead)
             self._forced = ()
-
-    def note(self, features: Features) -> None:
-        """As in DraftHead."""
-        self._head.note(features)
-
-    @property
-    def unread(self) -> int:
-        """As in DraftHead."""
-        return self._head.unread
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead."""

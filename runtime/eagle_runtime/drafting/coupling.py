@@ -27,8 +27,8 @@ import numpy as np
 from eagle_runtime.base.tree import Float, Int
 from eagle_runtime.core.head import DraftHead, Proposal, States, Weigher
 from eagle_runtime.core.session import Weights
-from eagle_runtime.core.target import Features
 from eagle_runtime.drafting.head import NEVER
+from eagle_runtime.drafting.wrapped_head import WrappedHead
 from eagle_runtime.sampling.filters import Row
 from eagle_runtime.sampling.sampler import Sampler
 
@@ -57,23 +57,12 @@ class Ranker(Weigher, Protocol):
         """Learn from the token that was emitted."""
 
 
-class RankedHead:
+class RankedHead(WrappedHead):
     """A head with its cache whose proposals are reordered and scored by a ranker."""
 
     def __init__(self, head: DraftHead, ranker: Ranker) -> None:
-        self._head = head
+        super().__init__(head)
         self._ranker = ranker
-        self.cache, self.top_k, self.scratch = head.cache, head.top_k, head.scratch
-        self.free_levels, self.row_counts = head.free_levels, head.row_counts
-
-    def note(self, features: Features) -> None:
-        """As in DraftHead."""
-        self._head.note(features)
-
-    @property
-    def unread(self) -> int:
-        """As in DraftHead."""
-        return self._head.unread
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead; the ranker is the weigher."""

@@ -24,7 +24,8 @@ from eagle_runtime.machine.user_cache import machine_key, read_cached, write_cac
 Chances = npt.NDArray[np.float64]  # [L, K]
 
 LEVELS, RANKS = 10, 16
-# Chances before any token was seen: those of CHILD_CHANCES in cost_aware.py for the first two ranks, then halves.
+# Chances before any token was seen: those of CHILD_CHANCES in cost_aware.py for the first two ranks, then half of the
+# rank before.
 FIRST: Chances = np.concatenate([[0.6], 0.15 * 0.5 ** np.arange(RANKS - 1)])
 PRIOR = 4.0  # counted tokens that FIRST weighs as much as, and that all depths together weigh in each one
 FADE = 0.998  # of all counts, per verification: texts change, and a tree is for the texts of late

@@ -28,7 +28,6 @@ from eagle_runtime.base.tree import Int, Tree, root_only, subtree
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import WINDOW, DraftHead, Proposal, States, Weigher
-from eagle_runtime.core.target import Features
 from eagle_runtime.drafting.acceptance import DraftBudget
 from eagle_runtime.drafting.cost_measurement import CycleTimer
 from eagle_runtime.drafting.cost_model import HEAD_ROWS, LARGEST, Seconds
@@ -37,6 +36,7 @@ from eagle_runtime.drafting.coupling import RankedHead, Ranker
 from eagle_runtime.drafting.head import NEVER
 from eagle_runtime.drafting.rank_acceptance import LEVELS, RANKS, Chances, Plan, RankCounts
 from eagle_runtime.drafting.shapes import StaticTree
+from eagle_runtime.drafting.wrapped_head import WrappedHead
 
 Choice = tuple[int, ...]  # ranks on the path from the root to a node
 
@@ -255,25 +255,14 @@ def _ranks_of(emitted: Int, rows: dict[Choice, int], proposals: Sequence[Proposa
     return ranks
 
 
-class _WatchedHead:
+class _WatchedHead(WrappedHead):
     """A head whose passes are timed, and whose proposals of the newest tree are kept, one after the other."""
 
     def __init__(self, head: DraftHead, timer: CycleTimer) -> None:
-        self._head = head
+        super().__init__(head)
         self._timer = timer
         self._lap: tuple[int, int] = (0, 0)  # rows and context of the pass that is timed
         self.proposals: list[Proposal] = []
-        self.cache, self.top_k, self.scratch = head.cache, head.top_k, head.scratch
-        self.free_levels, self.row_counts = head.free_levels, head.row_counts
-
-    def note(self, features: Features) -> None:
-        """As in DraftHead."""
-        self._head.note(features)
-
-    @property
-    def unread(self) -> int:
-        """As in DraftHead."""
-        return self._head.unread
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead."""
