@@ -31,12 +31,12 @@ from eagle_export.heads.block import BlockHead
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_runtime.base.files import replacing
-from eagle_runtime.bundle.manifest import HeadKind
+from eagle_runtime.bundle.head import FORMS, HeadKind
 from eagle_train.ahead import FILES, ahead_json, ahead_shape, new_heads, stored_ahead
 from eagle_train.blocks import block_shape, start_block
 from eagle_train.config import DRAFT_VOCAB, Inputs, TrainConfig
 from eagle_train.errors import TrainError
-from eagle_train.kinds import Layout
+from eagle_train.kinds import TRAINED, Layout
 from eagle_train.layouts import config_json, stored_name
 from eagle_train.objective import Vocabulary
 from eagle_train.precision import unhalved
@@ -56,10 +56,9 @@ def read_head(folder: Path, target: FrozenTarget, config: TrainConfig) -> HeadPa
     shape = part.config
     if shape.kind == "eagle1" and config.kind == "block":
         return part  # from_eagle.py compares the sizes
-    if shape.kind == "mtp":
-        raise TrainError(
-            f"{folder} holds a multi-token-prediction layer, which is not trained here; give an EAGLE or block head"
-        )
+    if shape.kind not in TRAINED:
+        title = FORMS[shape.kind].title
+        raise TrainError(f"{folder} holds a {title}, which is not trained here; give an EAGLE or block head")
     if shape.ahead is not None:
         raise TrainError(f"{folder} holds {shape.kind.capitalize()} heads, which start untrained; leave init out")
     if shape.kind != config.kind:
@@ -125,12 +124,12 @@ def coverage(counts: npt.NDArray[np.int64], vocabulary: Vocabulary | None) -> fl
 def shape_of(config: TrainConfig, target: FrozenTarget, size: int) -> HeadConfig:
     """Returns the shape of a new head of the config's kind. size: of its vocabulary. Raises ExportError for a target
     that cannot have one."""
-    return SHAPES[config.kind](config, target, size)
+    shape = OTHER_SHAPES.get(config.kind)
+    return target.head_config(config.kind, size) if shape is None else shape(config, target, size)
 
 
-SHAPES: Mapping[HeadKind, Callable[[TrainConfig, FrozenTarget, int], HeadConfig]] = {
-    "eagle1": lambda config, target, size: target.head_config("eagle1", size),
-    "eagle3": lambda config, target, size: target.head_config("eagle3", size),
+# Of heads that are not a layer of the target's widths.
+OTHER_SHAPES: Mapping[HeadKind, Callable[[TrainConfig, FrozenTarget, int], HeadConfig]] = {
     "medusa": lambda config, target, size: ahead_shape("medusa", config.heads, target),
     "hydra": lambda config, target, size: ahead_shape("hydra", config.heads, target),
     "block": lambda config, target, size: block_shape(target, config, size),

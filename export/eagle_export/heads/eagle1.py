@@ -79,7 +79,11 @@ class Eagle1Head(nn.Module):
         """x: the last layer's output [1,R,H]. Returns the hidden state."""
         return x
 
+    def lm_head_input(self, hidden: Tensor) -> Tensor:
+        """Returns what the LM head reads [..., H] of hidden [..., H]."""
+        return hidden
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns logits [..., V] of hidden [..., H]."""
-        out: Tensor = self.lm_head(hidden)
+        out: Tensor = self.lm_head(self.lm_head_input(hidden))
         return out

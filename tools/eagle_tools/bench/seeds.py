@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from eagle_runtime.base.errors import RequestError
-from eagle_runtime.bundle.manifest import HeadKind, Manifest, read_manifest
+from eagle_runtime.bundle.head import FORMS, HeadKind
+from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_tools.bench.estimate import Estimate
 from eagle_tools.bench.identity import FOREIGN
 from eagle_tools.bench.methods import DATASTORE, VANILLA
@@ -43,10 +44,10 @@ WITH_HEAD = {  # method -> what it adds to the head's name
 
 @dataclass(frozen=True, slots=True)
 class HeadRow:
-    """How a kind of head stands in the table. name: its own. static: whether its paper drafts a static tree. published:
-    keys in PUBLISHED, by method, "" for all others."""
+    """How a kind of head stands in the table. name: its own; "": as in messages. static: whether its paper drafts a
+    static tree. published: keys in PUBLISHED, by method, "" for all others."""
 
-    name: str
+    name: str = ""
     static: bool = False
     published: Mapping[str, str] = field(default_factory=dict)
 
@@ -54,7 +55,6 @@ class HeadRow:
 HEADS: Mapping[HeadKind, HeadRow] = {
     "eagle1": HeadRow("EAGLE-1", True, {"eagle:static": "EAGLE", "eagle+lookup": "SAMD", "": "EAGLE-2"}),
     "eagle3": HeadRow("EAGLE-3", published={"": "EAGLE-3"}),
-    "mtp": HeadRow("MTP head"),
     "block": HeadRow("block head", published={"": "DFlash"}),
     "medusa": HeadRow("Medusa-1", True, {"": "Medusa"}),
     "hydra": HeadRow("Hydra", True, {"": "Hydra"}),
@@ -140,8 +140,8 @@ def seed_methods(manifests: Sequence[Manifest], draft_model: bool, datastore: bo
             absent = [*(() if draft_model else ("draft-model",)), *(() if datastore else (DATASTORE,))]
             mine += [method for method in WITHOUT_HEAD if method.split(":")[0] not in absent]
         if manifest.head is not None:
-            static = HEADS[manifest.head.kind].static
-            mine += [method for method in WITH_HEAD if static or method != "eagle:static"]
+            row = HEADS.get(manifest.head.kind, HeadRow())
+            mine += [method for method in WITH_HEAD if row.static or method != "eagle:static"]
         methods.append(tuple(mine))
     return methods
 
@@ -168,9 +168,9 @@ def drafter_of(setup: Setup, kind: HeadKind | None) -> tuple[str, str]:
         return WITHOUT_HEAD[setup.method]
     if kind is None or setup.method not in WITH_HEAD:
         return f"{setup.bundle}, {setup.method}", ""
-    row = HEADS[kind]
+    row = HEADS.get(kind, HeadRow())
     published = row.published.get(setup.method, row.published.get("", ""))
-    return f"{row.name}, {WITH_HEAD[setup.method]}", published
+    return f"{row.name or FORMS[kind].title}, {WITH_HEAD[setup.method]}", published
 
 
 def seeds_tables(measured: Sequence[Figure], targets: str) -> str:
