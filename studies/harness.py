@@ -17,7 +17,6 @@ from eagle_tools.questions import read_questions
 
 NAMES = (
     "block_ablation",
-    "cold_start",
     "constants",
     "contexts",
     "experts",

@@ -1,21 +1,16 @@
-"""Tables of costs: straight lines between sizes, and measuring them before a generation."""
+"""Tables of costs: straight lines between sizes, and where they are kept."""
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from eagle_runtime import EagleModel
-from eagle_runtime.drafting.cost_measurement import measure
-from eagle_runtime.drafting.cost_model import HEAD_ROWS, LARGEST, TARGET_ROWS, Costs, Timings
+from eagle_runtime.drafting.cost_model import LARGEST, Costs, Timings
 from eagle_runtime.drafting.cost_storage import file_name
 from eagle_runtime.machine import user_cache
 from eagle_runtime.machine.user_cache import cache_folder
@@ -49,26 +44,6 @@ def test_a_disturbed_measurement_does_not_raise_the_cost_of_smaller_trees() -> N
     assert np.all(np.diff(at) >= 0)
 
 
-def test_both_graphs_are_measured(bundle_of: Callable[..., Path]) -> None:
-    with EagleModel.load(bundle_of("eagle3"), backend="cpu", threads=1, context=256) as model:
-        costs = measure(model.bundle.target, model.head)
-        assert costs.head is not None
-        assert costs.target.rows == TARGET_ROWS and costs.head.rows == HEAD_ROWS
-        assert costs.target.contexts == (64, 192)
-        assert np.all(np.array(costs.target.seconds) > 0) and np.all(np.array(costs.head.seconds) > 0)
-        assert model.bundle.target.cache.length == model.head.cache.length == 0
-        assert costs.plain is not None and costs.plain.rows == (1,) and costs.plain_at(64) > 0
-        alone = measure(model.bundle.target, None)
-        assert alone.head is alone.plain is None and alone.plain_at(64) == alone.target.at(64)[1]
-
-
-def test_a_small_context_is_measured_as_far_as_it_goes(bundle_of: Callable[..., Path]) -> None:
-    with EagleModel.load(bundle_of("eagle1"), backend="cpu", threads=1, context=20) as model:
-        costs = measure(model.bundle.target, model.head)
-        assert costs.target.contexts == (0,) and costs.target.rows == (1, 2, 4, 8, 16)
-        assert np.all(costs.target.at(5) > 0)
-
-
 def test_costs_of_another_library_or_processor_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
     key = file_name(["a bundle", "cpu"])
     assert file_name(["a bundle", "cpu"]) == key != file_name(["another bundle", "cpu"])
@@ -90,36 +65,6 @@ def test_the_version_of_the_engine_library(monkeypatch: pytest.MonkeyPatch) -> N
     assert library_version("tensorrt-rtx") == "tensorrt_rtx 1.7"
     monkeypatch.delitem(sys.modules, "tensorrt_rtx")
     assert library_version("tensorrt-rtx") == "tensorrt_rtx "  # and nothing was imported for it
-
-
-def test_measured_costs_are_returned_and_kept(cache: Path, bundle_of: Callable[..., Path]) -> None:
-    bundle = bundle_of("eagle1")
-    with EagleModel.load(bundle, backend="cpu", threads=1, context=128) as model:
-        of_shapes = model.costs()
-        assert not cache.exists()
-        measured = model.costs(measure_again=True)
-        assert measured != of_shapes and model.costs() == measured
-        (kept,) = cache.iterdir()
-        assert json.loads(kept.read_text(encoding="utf-8"))["costs"]["head"]
-    with EagleModel.load(bundle, backend="cpu", threads=1, context=128) as model:
-        np.testing.assert_allclose(model.costs().target.at(100), measured.target.at(100), rtol=1e-6)
-    with EagleModel.load(bundle, backend="cpu", threads=2, context=128) as model:
-        assert model.costs() == of_shapes
-    assert list(cache.iterdir()) == [kept]
-
-
-def test_measuring_between_two_pieces_leaves_the_conversation_alone(
-    cache: Path, bundle_of: Callable[..., Path]
-) -> None:
-    with EagleModel.load(bundle_of("eagle1"), backend="cpu", threads=1, context=256) as model:
-        settings: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
-        wanted = model.generate([5, 6, 7], method="vanilla", **settings).token_ids
-        tokens: list[int] = []
-        for number, piece in enumerate(model.stream([5, 6, 7], **settings)):
-            tokens += piece.token_ids
-            if number == 2:
-                model.costs(measure_again=True)
-        assert tuple(tokens) == wanted
 
 
 def test_the_users_own_folder_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

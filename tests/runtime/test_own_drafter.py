@@ -166,5 +166,4 @@ def test_twins_share_costs_in_memory(
         twin, before = model.twin(), model.costs()
         twin.generate([5, 6, 7], max_new_tokens=24, ignore_eos=True)
         assert model.costs() == twin.costs() != before
-        measured = model.costs(measure_again=True)
-        assert twin.costs() == measured == model.twin().costs()
+        assert model.twin().costs() == model.costs()

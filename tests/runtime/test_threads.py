@@ -223,7 +223,6 @@ def test_a_stream_of_another_thread_is_not_waited_for(model: EagleModel, prompts
     ):
         with pytest.raises(BusyError, match="a stream of another thread"):
             Thread(call).result()
-    assert Thread(lambda: model.costs(measure_again=True)).result() == model.costs()  # in caches of its own
     assert Thread(lambda: tokens_of(twin, prompts[1])).result() == other
     for piece in stream:
         emitted += piece.token_ids

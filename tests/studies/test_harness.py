@@ -22,4 +22,4 @@ def test_every_module_is_listed_and_has_help(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize("words", [[], ["kernel"]])
 def test_an_unknown_name_is_an_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
-    assert capsys.readouterr().err.startswith("studies: name one of block_ablation, cold_start")
+    assert capsys.readouterr().err.startswith("studies: name one of block_ablation, constants")

@@ -238,16 +238,8 @@ def test_wrong_input_is_refused_before_the_work(
         assert main([*map(str, bundles), "--prompts", str(prompts)]) == 2
         err = capsys.readouterr().err
         assert err.count("\n") == 1 and says in err
-    assert main([str(bundle)]) == 2 and "give --prompts, or --tune" in capsys.readouterr().err
+    assert main([str(bundle)]) == 2 and "give --prompts" in capsys.readouterr().err
     assert (tmp_path / "rows.jsonl").read_text() == "{}\n"
-
-
-def test_tune_measures_and_prints(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(bundle), "--tune", "--threads", "1"]) == 0
-    printed = capsys.readouterr().out
-    assert "pair, fp32, cpu, target:" in printed and "pair, fp32, cpu, head:" in printed
-    assert re.search(r"^\| 1 \| [\d.]+ \(1\.00x\) \|", printed, re.M)
-    assert main([str(bundle), "--tune", "--html", "tune.html"]) == 2 and "leave --html out" in capsys.readouterr().err
 
 
 def text_of(model: EagleModel, asked: Asked) -> str:

@@ -26,9 +26,7 @@ from eagle_runtime.core.generate import asking
 from eagle_runtime.core.head import HeadOfText
 from eagle_runtime.core.scheduler import Lease, Scheduler
 from eagle_runtime.core.session import Session
-from eagle_runtime.drafting.cost_measurement import measure
 from eagle_runtime.drafting.cost_model import Costs
-from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, RankedHead
 from eagle_runtime.drafting.methods import NO_HEAD
 from eagle_runtime.opening.datastore_file import with_datastore
 from eagle_runtime.opening.draft_bundle import folders_of, with_draft_bundles
@@ -36,7 +34,6 @@ from eagle_runtime.opening.habits_file import HabitsFile
 from eagle_runtime.opening.hub_bundle import bundle_folder
 from eagle_runtime.opening.loading import Progress, open_bundle
 from eagle_runtime.opening.opened import OpenBundle
-from eagle_runtime.sampling.sampler import Sampler, SamplingParams
 from eagle_runtime.text.answer_form import ChatPrompt, chat_prompt
 from eagle_runtime.text.tokenizer import Message
 from eagle_runtime.text.tools import ToolUse
@@ -319,24 +316,10 @@ class EagleModel:
         first = checked_int("first", first, 0)
         return self._scheduler.steps(Lease(streamed=True), self.bundle.target.score(checked, first))
 
-    def costs(self, *, measure_again: bool = False) -> Costs:
+    def costs(self) -> Costs:
         """Returns what forward passes cost on this machine, as learned from the passes of this model's generations and
-        of earlier runs with this bundle, backend and machine, or else estimated from the models' shapes.
-
-        measure_again: time some 150 forward passes now, in one step, and go on from there. On the cpu that leaves
-        running generations alone; on other backends it holds the model as a call of `generate` does."""
+        of earlier runs with this bundle, backend and machine, or else estimated from the models' shapes."""
         self._engines.check()
-        if measure_again:
-            other = self.twin() if self.bundle.on_cpu else self
-            sampler = Sampler(SamplingParams(temperature=1.0), [], self.manifest.target.vocab_size)
-            ranker = GumbelRanker(sampler, NoiseWeight())  # sampling takes longer than greedy decoding
-            head = None if other.bundle.head is None else RankedHead(other.bundle.head, ranker)
-
-            def measured() -> None:
-                other._state.forget()
-                self.bundle.costs.measured(measure(other.bundle.target, head))
-
-            other._scheduler.run(measured)
         return self.bundle.costs.latest()
 
     def memory(self) -> Memory:

@@ -1,6 +1,6 @@
 """How each pass of a generation corrects what forward passes are believed to cost.
 
-What is believed is a table (from shapes alone, of an earlier run, or measured), a correction of each of its sizes, and
+What is believed is a table (from shapes alone, or of an earlier run), a correction of each of its sizes, and
 the covariance of these corrections: a Kalman filter on the logarithms of seconds. A pass corrects its own size, and in
 proportion the sizes near it, whose corrections are taken to be alike. A scale common to all passes may change from pass
 to pass: a machine that is slower for some seconds makes no size look expensive, since the next pass, whatever its size,
@@ -43,7 +43,6 @@ SCALE_OFF, OLD_SCALE_OFF = 2.0, 0.5  # the speed of a machine that is not known,
 PLAIN_OFF, CONTEXT_OFF = 0.2, 0.7  # a pass after one of its kind, and the share of the context
 HEAD_OFF = 0.5  # the head against the target
 GROWTH_OFF, NEAR_OFF = 0.7, 0.3  # of 64 rows against one, and of a size against those near it
-MEASURED = 0.15  # what is left of these in a measured table
 NOISE = 0.25  # of a pass
 CLIPPED = 2.0  # deviations that a pass may be off at most; what was more disturbed counts as this
 DRIFT = 0.05  # of the scale from pass to pass
@@ -92,13 +91,6 @@ LASTING[SCALE, SCALE] = 0.0
 def unknown(base: Costs) -> Belief:
     """Returns the belief that begins with a table of shapes alone."""
     return Belief(base, np.zeros(COUNT), FIRST_SPREAD)
-
-
-def measured(base: Costs) -> Belief:
-    """Returns the belief that begins with a table of passes that were timed one by one."""
-    spread = MEASURED**2 * FIRST_SPREAD
-    spread[SCALE, SCALE] = OLD_SCALE_OFF**2
-    return Belief(base, np.zeros(COUNT), spread)
 
 
 def expected(belief: Belief, one: Pass) -> tuple[float, Array]:

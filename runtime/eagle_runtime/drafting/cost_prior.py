@@ -33,7 +33,7 @@ class Assumed:
     hidden: bool = False
 
 
-# As `eagle-bench --tune` measured on two cores of an EPYC (Zen 5) with the pair of tools/demo_pair, and with it grown
+# As single passes were timed on two cores of an EPYC (Zen 5) with the pair of tools/demo_pair, and with it grown
 # to 12 layers x 1024, in fp32, int8 and int4: fp32 reads 558 MB in 12.7 ms, a further row takes 0.66 ms of it for 140
 # million weights, and 0.51 ms in int4. For int8 from docs/dev/toy_results.md: 60 rows take four times as long as one.
 CPU = Assumed(45e9, (40e-6, 150e-6), {32: 5e-12, 16: 5e-12, 8: 1.6e-12, 4: 3.5e-12}, 55e-12, 6e-12, (3e-4, 2e-4))

@@ -18,7 +18,6 @@ from eagle_runtime.drafting.cost_learning import (
     Array,
     Belief,
     learned,
-    measured,
     table,
     unknown,
 )
@@ -66,15 +65,12 @@ class LearnedCosts:
         comes from that file."""
         self._file = file
         self._others: Callable[[], int] = lambda: 0
-        self._start_from(belief, belief.corrections if known else None)
-
-    def _start_from(self, belief: Belief, written: Array | None) -> None:
-        """written: the corrections that the file holds; None: it holds nothing."""
         self._belief = belief
         self._now = table(belief)
         self._shared: dict[int, Costs] = {}  # by the number of other texts
         self._made_of = belief.corrections
-        self._written = written
+        # The corrections that the file holds; None: it holds nothing.
+        self._written: Array | None = belief.corrections if known else None
         self._passes = 0
         self._plain = 0
         self._cycles = 0
@@ -122,11 +118,6 @@ class LearnedCosts:
         self._passes += len(passes)
         if _moved(self._belief.corrections, self._made_of) > MOVED:
             self._now, self._made_of, self._shared = table(self._belief), self._belief.corrections, {}
-
-    def measured(self, costs: Costs) -> None:
-        """Go on from a table that was measured, and write it to the file."""
-        self._start_from(measured(costs), None)
-        self._write()
 
     def save(self, least: float = MOVED) -> None:
         """Write the estimate to the file, if a correction differs by more than `least` from what the file holds, or

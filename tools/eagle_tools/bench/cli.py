@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -42,10 +41,8 @@ def run(args: argparse.Namespace) -> bool:
         check_output(path)
     if args.chart is not None and not args.table:
         raise RequestError("--chart draws the table of --table seeds; give --table seeds too")
-    if args.tune:
-        return run_tune(args)
     if args.prompts is None:
-        raise RequestError("there is nothing to decode; give --prompts, or --tune to measure forward passes alone")
+        raise RequestError("there is nothing to decode; give --prompts")
     must, wanted = _methods(args)
     table = _table(args) if args.table else None
     plan = Plan(
@@ -98,23 +95,6 @@ def run(args: argparse.Namespace) -> bool:
         report |= {"lossless": not outcome.differing, "setups": [as_json(s) for s in outcome.summaries]}
         print(json.dumps(report if table is None else {**report, **table.as_json(outcome.rows)}))
     return not outcome.differing
-
-
-def run_tune(args: argparse.Namespace) -> bool:
-    """Measure the time of the bundles' forward passes, print and write it."""
-    from eagle_tools.bench.tune import tune, tune_table
-
-    if args.html is not None:
-        raise RequestError("--tune prints a table and draws no page; leave --html out, or write it with --markdown")
-    measured = tune([Path(bundle) for bundle in args.bundles], args.backend, args.context, args.threads)
-    table = tune_table(measured)
-    if args.json:
-        print(json.dumps({name: dataclasses.asdict(costs) for name, costs in measured}))
-    else:
-        print(table, end="")
-    if args.markdown is not None:
-        write_text(args.markdown, table)
-    return True
 
 
 @contextlib.contextmanager
@@ -229,7 +209,6 @@ def _parser() -> Parser:
     parser.add_argument("--trees", action="store_true", help="add all tree kinds")
     parser.add_argument("--sweep", action="store_true", help="add dynamic trees of many sizes")
     parser.add_argument("--table", choices=["seeds"], help="add the methods that EAGLE's papers compare, in one table")
-    parser.add_argument("--tune", action="store_true", help="only measure the time of forward passes, and keep it")
     engine = parser.add_argument_group("engine")
     engine.add_argument("--backend", default="auto", help="engine to run on (default auto: the best that is here)")
     engine.add_argument("--threads", type=int, metavar="N", help="threads, PyTorch's too (default: cores)")
