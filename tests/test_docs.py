@@ -257,7 +257,7 @@ def test_the_readme_has_absolute_links() -> None:
 
 PROGRAM = re.compile(
     r"(?:\$ )?(?:[\w.]+/bin/)?(eagle-(?:export|run|chat|calib|doctor|bench|precision|train|serve)|"
-    r"python3? -m (?:eagle_tools\.|studies )[\w.]+|python3? tools/[\w/]+\.py)(?= |$)"
+    r"python3? -m (?:eagle_tools\.|studies\.trials\.|studies )[\w.]+|python3? tools/[\w/]+\.py)(?= |$)"
 )
 OPTION = re.compile(r"(?<![\w-])(--[a-z][\w-]*|-[a-z])(?![\w-])")
 PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
@@ -293,8 +293,8 @@ def options_of(program: str, *subcommands: str) -> frozenset[str]:
                 named = next((word for word in subcommands if word in action.choices), "make")
                 return frozenset({*parser._option_string_actions, *action.choices[named]._option_string_actions})
         return frozenset(parser._option_string_actions)
-    name = program.split()[-1]
-    folder = "studies" if " studies " in program else "tools"
+    name = program.split()[-1].removeprefix("studies.")
+    folder = "studies" if " studies" in program else "tools"
     place = ROOT / (name if name.endswith(".py") else f"{folder}/{name.replace('.', '/')}")
     sources = [place] if place.suffix else [*place.rglob("*.py"), *place.parent.glob(f"{place.name}.py")]
     sources += (ROOT / "studies").glob("harness.py") if folder == "studies" else []

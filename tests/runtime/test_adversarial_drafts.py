@@ -17,8 +17,8 @@ from conftest import GOLDEN, load_trace
 from eagle_export.bundle import export
 from eagle_runtime import EagleModel
 from eagle_runtime.core.engines import Engines
-from eagle_tools.adversarial import Campaign, Outcome, attack_bundle, main
-from eagle_tools.liars import LIES, AnyTree, Liar, LyingSession
+from studies.trials.adversarial import Campaign, Outcome, attack_bundle, main
+from studies.trials.liars import LIES, AnyTree, Liar, LyingSession
 
 CASES, KINDS = 100_000, ("deepspec", "dflash", "eagle1", "eagle3", "medusa", "hydra", "alone")
 PRECISIONS = ("fp32", "int8", "int4")

@@ -1,6 +1,6 @@
 """Attacks verification with wrong drafts, and compares every answer with vanilla's, token by token.
 
-    python -m eagle_tools.adversarial BUNDLE [BUNDLE ...] --cases 100000
+    python -m studies.trials.adversarial BUNDLE [BUNDLE ...] --cases 100000
 
 The bundle's own engines run; what its head, its transitions, its habits, n-gram matches, lookahead's forecasts or a
 draft model propose is replaced (liars.py). A case is one verification whose tree held drafted tokens; cases are shared
@@ -35,9 +35,19 @@ from eagle_runtime.opening.draft_bundle import with_draft_bundles
 from eagle_runtime.opening.loading import open_bundle
 from eagle_runtime.opening.opened import OpenBundle
 from eagle_tools.check_command import run_check
-from eagle_tools.liars import LIES, AnyTree, FreeDrafts, Liar, Lie, LyingHabits, LyingSession, LyingTransitions, Misled
 from eagle_tools.lossless import SETTINGS, random_prompt
 from eagle_tools.ties import is_tie
+from studies.trials.liars import (
+    LIES,
+    AnyTree,
+    FreeDrafts,
+    Liar,
+    Lie,
+    LyingHabits,
+    LyingSession,
+    LyingTransitions,
+    Misled,
+)
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 LEAST_LIKELY = 64  # tokens that "wrong" takes
@@ -257,7 +267,9 @@ def described(outcome: Outcome) -> str:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="eagle_tools.adversarial", description="Compare answers with wrong drafts and without drafts.")
+    parser = Parser(
+        prog="studies.trials.adversarial", description="Compare answers with wrong drafts and without drafts."
+    )
     parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="folder written by eagle-export")
     parser.add_argument("--cases", type=int, default=2000, metavar="N", help="of all bundles together (default 2000)")
     parser.add_argument("--tokens", type=int, default=32, metavar="N", help="new tokens of an answer (default 32)")

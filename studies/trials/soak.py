@@ -1,6 +1,6 @@
 """Many mixed requests to a server of its own, and whether its memory stays.
 
-    python -m eagle_tools.soak BUNDLE --requests 2000 --parallel 4
+    python -m studies.trials.soak BUNDLE --requests 2000 --parallel 4
 
 Starts `eagle-serve` on this machine alone and sends it texts of all lengths, stop strings, JSON schemas and tools,
 whole and streamed, at temperatures 0, 0.7 and 1; one in ten is left before its end. It passes if every other request is
@@ -162,7 +162,7 @@ def soak(pid: int, port: int, asked: Sequence[Request], clients: int) -> Outcome
             shown = (
                 f"{start + len(part)} requests, {sizes[-1] / 1e6:.1f} MB, {threads[-1]} threads, {len(failed)} failed"
             )
-            print(f"eagle_tools.soak: {shown}", file=sys.stderr, flush=True)
+            print(f"studies.trials.soak: {shown}", file=sys.stderr, flush=True)
     sizes, threads = sizes[FIRST // PART - 1 :], threads[FIRST // PART - 1 :]
     kinds = dict(Counter(request.kind for request in asked))
     growth = round(sizes[-1] / sizes[0], 4)
@@ -216,7 +216,7 @@ def described(outcome: Outcome) -> str:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="eagle_tools.soak", description="Send a server many mixed requests and watch its memory.")
+    parser = Parser(prog="studies.trials.soak", description="Send a server many mixed requests and watch its memory.")
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder written by eagle-export")
     parser.add_argument("--requests", type=int, default=2000, metavar="N", help="in all (default 2000)")
     parser.add_argument("--clients", type=int, default=8, metavar="N", help="that send at the same time (default 8)")

@@ -1,4 +1,4 @@
-"""`python -m eagle_tools.soak`: mixed requests to a server of its own, and what it says of a server that grows."""
+"""`python -m studies.trials.soak`: mixed requests to a server of its own, and what it says of a server that grows."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from eagle_tools import soak
 from eagle_tools.request_kinds import KINDS
-from eagle_tools.soak import Outcome, requests_of
+from studies.trials import soak
+from studies.trials.soak import Outcome, requests_of
 
 
 def test_every_kind_is_sent_and_some_are_left() -> None:
