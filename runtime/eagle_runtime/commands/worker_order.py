@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import json
 from dataclasses import dataclass
 from typing import Any
 
-from eagle_runtime.app.request import request_of
+from eagle_runtime.app.settings import Settings
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import ConstraintError, RequestError
 from eagle_runtime.sampling.constraint import Constraint
-from eagle_runtime.sampling.sampler import SamplingParams, bias_of_json
+from eagle_runtime.sampling.sampler import bias_of_json
 
 Id = str | int
 ACTIONS = {
@@ -25,10 +23,7 @@ ACTIONS = {
     "close": {"conversation"},
 }
 NOT_JSON = {"drafter", "form", "on_cycle", "on_prefill", "sampling"}  # settings that are Python objects
-SETTINGS = {
-    *(name for name, p in inspect.signature(request_of).parameters.items() if p.kind is p.KEYWORD_ONLY),
-    *(field.name for field in dataclasses.fields(SamplingParams)),
-} - NOT_JSON
+SETTINGS = Settings.__annotations__.keys() - NOT_JSON
 ARGUMENTS = {
     "hello": set[str](),
     "status": set[str](),
