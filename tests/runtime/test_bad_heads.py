@@ -19,7 +19,7 @@ from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.generate import generate
 from eagle_runtime.core.session import Array
 from eagle_runtime.core.target import Target
-from eagle_runtime.drafting.acceptance import AcceptanceStats, DraftBudget
+from eagle_runtime.drafting.acceptance import AcceptanceStats, UsualGain
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.cost_model import Costs, Timings
 from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, Ranker
@@ -130,7 +130,7 @@ TREES: dict[str, Callable[[Head, Ranker], Drafter]] = {
         head, FixedCosts(Costs(FLAT, FLAT)), AcceptanceStats(), top_k=6, lookup=True, ranker=ranker
     ),
     "sequoia": lambda head, ranker: SequoiaDrafter(
-        head, FixedCosts(Costs(FLAT, FLAT)), RankCounts(), DraftBudget(), top_k=6, ranker=ranker
+        head, FixedCosts(Costs(FLAT, FLAT)), RankCounts(), UsualGain(), top_k=6, ranker=ranker
     ),
 }
 SAMPLINGS: list[dict[str, Any]] = [

@@ -21,13 +21,13 @@ from eagle_runtime.core.generate import generate
 from eagle_runtime.core.head import WINDOW
 from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.acceptance import (
-    CREDIT,
+    FEWEST,
     LOOK,
-    SAVING,
-    TRIAL,
+    MOST,
     AcceptanceStats,
-    DraftBudget,
+    DraftGain,
     LevelGains,
+    UsualGain,
     match_kinds,
 )
 from eagle_runtime.drafting.candidate_pool import MatchedChain, Pool
@@ -58,6 +58,9 @@ class Recording(CostAwareDrafter):
     def learn(self, step: Step) -> None:
         self.cost = self._last.cost if self._last is not None else None
         super().learn(step)
+
+    def lose(self) -> None:
+        self._gain.note(1, 10.0)
 
 
 def decode(
@@ -265,25 +268,49 @@ def test_matched_tokens_that_the_head_does_not_propose_are_added_as_a_chain() ->
     assert pool.parents[1].tolist() == [-1, 2, 3]
 
 
-def test_drafts_lose_no_more_than_they_may() -> None:
-    budget, lost, tries = DraftBudget(), 0.0, 0
+def paused(gain: DraftGain) -> int:
+    """Verifications until the head may draft again."""
+    return next(count for count in range(1000) if not gain.pauses())
+
+
+@pytest.mark.parametrize("cost", [1.5, 2.5])
+def test_drafts_lose_no_more_than_they_may(cost: float) -> None:
+    gain, lost, tries = DraftGain(UsualGain()), 0.0, 0
     for _ in range(2000):
-        if not budget.pauses():
-            budget.note(1, 2.5)
-            lost, tries = lost + 1.5, tries + 1
-    assert tries > 20 and lost <= CREDIT + 1.5 + SAVING * 2000
+        if not gain.pauses():
+            gain.note(1, cost)
+            lost, tries = lost + cost - 1, tries + 1
+    assert tries > 20 and lost < 6 + 0.024 * 2000
 
 
-def test_drafts_that_pay_again_never_pause() -> None:
-    budget, paused = DraftBudget(), 0
-    while not budget.pauses():
-        budget.note(1, 2.0)
-    while budget.pauses():
-        paused += 1
-    assert paused < (TRIAL + 2) / SAVING
+def test_pauses_grow_while_drafts_lose_and_are_short_again_once_they_pay() -> None:
+    gain = DraftGain(UsualGain())
+    seen: list[int] = []
+    while len(seen) < 6:
+        gain.note(1, 4.0)
+        seen += [count] if (count := paused(gain)) else []
+    assert seen == [FEWEST, 2 * FEWEST, 4 * FEWEST, MOST, MOST, MOST]
     for _ in range(20):
-        budget.note(3, 1.5)
-        assert not budget.pauses()
+        gain.note(3, 1.5)
+        assert not gain.pauses()
+    while not (count := paused(gain)):
+        gain.note(1, 4.0)
+    assert count == FEWEST
+
+
+def test_a_text_begins_with_what_drafts_of_others_gained() -> None:
+    losing, paying = UsualGain(), UsualGain()
+    for _ in range(400):
+        losing.note(-0.5)
+        paying.note(0.5)
+    drafts = []
+    for usual in (losing, paying):
+        gain, count = DraftGain(usual), 0
+        while not gain.pauses():
+            gain.note(1, 1.5)
+            count += 1
+        drafts.append(count)
+    assert drafts[0] == 1 and 3 <= drafts[1] <= 6
 
 
 def test_reading_what_a_pause_left_unread_is_part_of_the_cost() -> None:
@@ -293,19 +320,20 @@ def test_reading_what_a_pause_left_unread_is_part_of_the_cost() -> None:
     acceptance = AcceptanceStats()
     head = Head(FakeHead(GOOD, top_k=4), 600, 200)
     drafter = Recording(head, FixedCosts(costs), acceptance, top_k=4)
-    paused, paid = 0, []
+    rested, paid = 0, []
     state = DecodingState(Target(FakeTarget(TARGET), 600), head)
     cycles = generate(state, drafter, Sampler(SamplingParams(), [1], VOCAB), [1])
     next(cycles)
     for _ in cycles:
         if drafter.cost is None:
-            paused += 1
+            rested += 1
             continue
         paid.append(drafter.cost)
         if len(paid) == 2:
             break
-        acceptance.budget.note(0, CREDIT + 6)
-    assert 100 < paused < 500 and paid[1] > paid[0] + 0.8 * min(paused, WINDOW) * per_row
+        for _ in range(5):
+            drafter.lose()
+    assert rested == MOST and paid[1] > paid[0] + 0.8 * min(rested, WINDOW) * per_row
 
 
 def test_the_head_is_not_run_where_a_match_promises_more() -> None:

@@ -19,7 +19,7 @@ from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.generate import generate
 from eagle_runtime.core.target import Target
-from eagle_runtime.drafting.acceptance import CREDIT, SAVING, AcceptanceStats
+from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter, best_size
 from eagle_runtime.drafting.cost_learning import SCALE, expected, learned, table, unknown
 from eagle_runtime.drafting.cost_model import CONTEXTS, HEAD_ROWS, TARGET_ROWS, Costs, Pass, Timings
@@ -139,12 +139,12 @@ def test_the_table_comes_to_be_true() -> None:
 @pytest.mark.parametrize("share", [3.0, 0.3])
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_first_generation_loses_little_to_plain_decoding(name: str, share: float) -> None:
-    """Before anything is known, and with a head that is of use or of none: what drafts may lose by the account, and as
-    much again for taking costs for what they are not."""
+    """Before anything is known, and with a head that is of use or of none: what drafts may lose at first
+    and in trials, and as much again for taking costs for what they are not."""
     true, prior = MACHINES[name]
     tokens, seconds = decode(Machine(true), LearnedCosts(unknown(prior)), 200, share)
     plain, of_plain = decode(Machine(true), None, 200, share)
-    assert seconds / (of_plain / plain) <= tokens + 2 * (CREDIT + SAVING * tokens)
+    assert seconds / (of_plain / plain) <= tokens + 2 * (4 + 0.02 * tokens)
 
 
 def some_passes(slow: float = 1.0) -> list[Pass]:

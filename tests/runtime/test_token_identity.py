@@ -59,7 +59,10 @@ DRAFTERS: dict[str, tuple[str, Build]] = {
         "eagle1",
         lambda head, ranker: CostAwareDrafter(head, COSTS, ACCEPTANCE, lookup=True, ranker=ranker),
     ),
-    "sequoia": ("eagle3", lambda head, ranker: SequoiaDrafter(head, COSTS, RANKS, ACCEPTANCE.budget, ranker=ranker)),
+    "sequoia": (
+        "eagle3",
+        lambda head, ranker: SequoiaDrafter(head, COSTS, RANKS, ACCEPTANCE.usual_gain, ranker=ranker),
+    ),
 }
 NEW_TOKENS = 32
 

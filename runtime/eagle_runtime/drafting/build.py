@@ -64,7 +64,7 @@ def sequoia_drafter(choice: Choice, parts: Parts, head: DraftHead | None, costs:
     stats = parts.acceptance.setdefault((f"{choice.method.name}:sequoia", *key[1:]), AcceptanceStats())
     own = allowed_head(head, parts)
     ranker = None if key.greedy else GumbelRanker(parts.sampler, stats.noise_weight)
-    drafter = SequoiaDrafter(own, costs, parts.ranks.of(key), stats.budget, top_k=choice.top_k, ranker=ranker)
+    drafter = SequoiaDrafter(own, costs, parts.ranks.of(key), stats.usual_gain, top_k=choice.top_k, ranker=ranker)
     return constrained(drafter, parts.lookahead, head=own)
 
 

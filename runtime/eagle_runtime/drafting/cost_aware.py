@@ -6,7 +6,7 @@ accept, so a tree of n nodes has an expected rate, in tokens per second:
     rate(n) = (1 + chances of the n - 1 best nodes) / (seconds of drafting + seconds of verifying n nodes)
 
 (Sequoia, arXiv 2402.12374; OPT-Tree, arXiv 2406.17276). The head grows another level while that promises a higher rate;
-the nodes with the highest rate are verified. Where drafting lost time of late, the head pauses. With costs that are
+the nodes with the highest rate are verified. Where its drafts lose time, the head pauses. With costs that are
 learned while generating, trees depend on the clock, but the output never does.
 
 Shapes: M candidates, N tree nodes, k children per node. A *value* is a log-chance of the whole path down to a node.
@@ -24,7 +24,7 @@ from eagle_runtime.base.tree import Float, Int, Tree, best_first, root_only, sub
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import WINDOW, DraftHead, Proposal
-from eagle_runtime.drafting.acceptance import NEWEST, AcceptanceStats
+from eagle_runtime.drafting.acceptance import NEWEST, AcceptanceStats, DraftGain
 from eagle_runtime.drafting.candidate_pool import MatchedChain, Pool
 from eagle_runtime.drafting.cost_measurement import CycleTimer
 from eagle_runtime.drafting.cost_model import HEAD_ROWS, LARGEST, Costs, Seconds
@@ -71,6 +71,7 @@ class CostAwareDrafter(Drafter):
         self._costs = costs
         self._timer = CycleTimer(costs, clock)
         self._acceptance = acceptance
+        self._gain = DraftGain(acceptance.usual_gain)
         self._top_k = 0 if head is None else min(top_k, head.top_k, head.scratch)
         self._levels = 0 if head is None else min(MAX_LEVELS, 1 + head.scratch // self._top_k)
         self._index = index if index is not None else NgramIndex() if lookup else None
@@ -90,7 +91,7 @@ class CostAwareDrafter(Drafter):
         if self._costs.asks_for_plain:
             return root_only(tokens[-1])
         others = self._costs.others
-        paused = self._head is None or (others == 0 and self._acceptance.budget.pauses())
+        paused = self._head is None or (others == 0 and self._gain.pauses())
         if paused and chain is None:
             return root_only(tokens[-1])
         costs = self._costs.now
@@ -118,7 +119,7 @@ class CostAwareDrafter(Drafter):
                 if len(self._head.row_counts) > 1:
                     self._acceptance.levels.learn(last.tree, ~np.isnan(last.log_probs), last.levels)
                 if self._costs.others == 0:  # what drafts bring where others share the passes says nothing of alone
-                    self._acceptance.budget.note(len(step.tokens), last.cost)
+                    self._gain.note(len(step.tokens), last.cost)
         self._timer.end(step.nodes)
 
     def _first_level_pays(self, costs: Costs, verify: Seconds, plain: float) -> bool:

@@ -28,7 +28,7 @@ from eagle_runtime.base.tree import Int, Tree, root_only, subtree
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import WINDOW, DraftHead, Proposal, States, Weigher
-from eagle_runtime.drafting.acceptance import DraftBudget
+from eagle_runtime.drafting.acceptance import DraftGain, UsualGain
 from eagle_runtime.drafting.cost_measurement import CycleTimer
 from eagle_runtime.drafting.cost_model import HEAD_ROWS, LARGEST, Seconds
 from eagle_runtime.drafting.cost_storage import CostSource
@@ -152,26 +152,27 @@ def _read(tokens: Seconds) -> Int:
 
 
 class SequoiaDrafter(Drafter):
-    """Drafts the planned tree. One object per generation; counts and budget outlive it."""
+    """Drafts the planned tree. One object per generation; counts and the usual gain outlive it."""
 
     def __init__(
         self,
         head: DraftHead,
         costs: CostSource,
         counts: RankCounts,
-        budget: DraftBudget,
+        usual: UsualGain,
         *,
         top_k: int = 10,
         ranker: Ranker | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """costs: learn from each cycle's passes. budget: pauses the head where drafts lost time of late. top_k: most
+        """costs: learn from each cycle's passes. usual: what drafts gained of late; where this text's
+        lose, the head pauses. top_k: most
         children per node. ranker: as in CostAwareDrafter."""
         self._timer = CycleTimer(costs, clock)
         self._head = _WatchedHead(head if ranker is None else RankedHead(head, ranker), self._timer)
         self._costs = costs
         self._counts = counts
-        self._budget = budget
+        self._gain = DraftGain(usual)
         self._ranker = ranker
         self._ranks = min(top_k, head.top_k, RANKS)
         self._levels = min(LEVELS, 1 + head.scratch // self._ranks)
@@ -183,7 +184,7 @@ class SequoiaDrafter(Drafter):
         self._timer.begin(len(tokens) - 1)
         self._cost = 0.0
         self._head.proposals = []
-        plain = self._costs.asks_for_plain or (self._costs.others == 0 and self._budget.pauses())
+        plain = self._costs.asks_for_plain or (self._costs.others == 0 and self._gain.pauses())
         if plain or max_nodes < 2:
             return root_only(tokens[-1])
         self._plan = plan = self._planned(len(tokens))
@@ -208,7 +209,7 @@ class SequoiaDrafter(Drafter):
             self._counts.learn(_ranks_of(step.tokens, self._plan.rows, self._head.proposals, self._ranks))
             self._head.proposals = []
         if self._cost and self._costs.others == 0:
-            self._budget.note(len(step.tokens), self._cost)
+            self._gain.note(len(step.tokens), self._cost)
         self._timer.end(step.nodes)
 
     def _planned(self, context: int) -> Plan:
