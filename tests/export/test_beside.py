@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import onnx_ir as ir
 import pytest
 
 from eagle_export.base import beside
-from eagle_export.base.beside import in_two, shared_out, worth_it
+from eagle_export.base.beside import Claims, groups, in_two, worth_it
 from eagle_export.base.data_file import write
 from eagle_export.base.parted import Array
 
@@ -51,17 +52,8 @@ def test_two_processes_write_what_one_writes(copy_fails: bool, tmp_path: Path, m
     assert {path.name for path in tmp_path.iterdir()} == {"one.data", "one.journal", "two.data", "two.journal"}
 
 
-def test_a_copy_computes_a_half_and_whole_layers() -> None:
-    values = model()
-    theirs = shared_out(values)
-    sizes = [value.const_value.nbytes for value in values if value.const_value is not None]
-    given = sum(size for size, to_copy in zip(sizes, theirs, strict=True) if to_copy)
-    assert 0.35 < given / sum(sizes) < 0.65
-    layers = [theirs[first : first + 3] for first in range(0, 27, 3)]
-    assert all(len(set(layer)) == 1 for layer in layers) and {layer[0] for layer in layers} == {False, True}
-
-
-def test_what_the_copy_computes_is_not_computed_here(tmp_path: Path) -> None:
+def test_each_group_of_values_is_computed_once_by_one_of_both(tmp_path: Path) -> None:
+    """Those of a layer are a group, since they share what is recorded."""
     values, here = model(), list[str]()
 
     def content(tensor: ir.TensorProtocol) -> memoryview:
@@ -70,7 +62,24 @@ def test_what_the_copy_computes_is_not_computed_here(tmp_path: Path) -> None:
 
     cores = os.sched_getaffinity(0)
     with in_two(values, content, tmp_path) as content_of:
-        made = [bytes(content_of(value.const_value)) for value in values if value.const_value is not None]
+        made = []
+        for number, value in enumerate(values):
+            assert value.const_value is not None
+            made.append(bytes(content_of(value.const_value)))
+            while number == 0 and len(list(next(tmp_path.iterdir()).glob("group *"))) < 9:
+                time.sleep(0.01)  # until the copy has taken the groups that this process leaves
     assert made == [value.const_value.tobytes() for value in values if value.const_value is not None]
-    assert here == [value.name for value, to_copy in zip(values, shared_out(values), strict=True) if not to_copy]
+    names = [str(value.name) for value in values]
+    ours = [[name in here for name in names[start:stop]] for start, stop in groups(values)]
+    assert all(len(set(group)) == 1 for group in ours) and {group[0] for group in ours} == {False, True}
+    assert here[:3] == names[:3] and len(here) == len(set(here)) < len(names)
     assert os.sched_getaffinity(0) == cores
+
+
+def test_the_copy_leaves_the_next_groups_and_begins_with_the_largest(tmp_path: Path) -> None:
+    claims = Claims([(number, number + 1) for number in range(6)], [1, 1, 1, 1, 9, 1], tmp_path)
+    assert claims.take(0) and not claims.take(0)
+    taken = claims.of_the_copy()
+    assert [next(taken), next(taken), next(taken)] == [4, 3, 5]
+    assert claims.take(1)
+    assert list(taken) == [2]

@@ -28,6 +28,7 @@ from eagle_calib.scoring import divergence, log_softmax
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.graphs.pair import build_graphs, open_pair
+from eagle_export.recipes import smooth
 from eagle_export.recipes.blocks import Grid, rounded
 from eagle_export.recipes.compensation import compensated, damped_gram
 from eagle_export.recipes.graph import fed_by_product, is_lm_head, linears
@@ -328,6 +329,33 @@ def test_trimmed_vocabulary_is_lossless_and_listed(
         assert len(drafted) > 10
         if kind == "eagle1":
             assert drafted <= set(kept.tolist())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no fork that this may use")
+@pytest.mark.parametrize("copy_fails", [False, True])
+def test_two_processes_find_the_factors_of_one(
+    copy_fails: bool, calibrations: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observed = read_calibration(calibrations["eagle1"]).target
+    parent = os.getpid()
+
+    def simulate(x: Array, weight: Array) -> Array:
+        if copy_fails and os.getpid() != parent:
+            raise ValueError
+        return simulated_static(x, weight)
+
+    found = []
+    for threads in (1, 2):
+        monkeypatch.setattr(smooth, "LEAST", 0)
+        monkeypatch.setattr(smooth, "threads_allowed", lambda threads=threads: threads)
+        model = target_graph("eagle1")
+        done = Smooth(observed, simulate).apply(model)
+        found.append((done, {linear.name: factors_of(linear) for linear in linears(model)}))
+    (done, factors), (done_again, again) = found
+    assert done == done_again and factors.keys() == again.keys()
+    assert len({name.split(".")[2] for name in done}) > 1, "several layers, of which the copy searches some"
+    for name, each in factors.items():
+        np.testing.assert_array_equal(each, again[name])
 
 
 @pytest.mark.parametrize(

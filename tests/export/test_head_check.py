@@ -23,7 +23,7 @@ from eagle_export.graphs.pair import open_pair
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.reading.families.source import load_source
-from eagle_export.recording.source_text import few_rows, text_starts
+from eagle_export.recording.source_text import text_starts
 from eagle_runtime.text.tokenizer import Text
 from greedy_texts import own_text
 from head_writers import read, speculators
@@ -117,16 +117,6 @@ def test_texts_that_are_read_together_count_as_one_after_the_other(
     if apart.best is not None and together.best is not None:
         assert together.best.words == apart.best.words
         assert together.best.gain == pytest.approx(apart.best.gain, abs=1e-4)
-
-
-def test_few_rows_are_multiplied_the_other_way_round() -> None:
-    layer = torch.nn.Linear(5, 7)
-    x = torch.randn(2, 3, 5)
-    wanted = layer(x)
-    with few_rows(torch.nn.Sequential(layer)):
-        assert "forward" in vars(layer)
-        torch.testing.assert_close(layer(x), wanted)
-    assert "forward" not in vars(layer)
 
 
 @pytest.mark.parametrize("target", ["demo", "golden"])

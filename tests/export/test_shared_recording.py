@@ -47,7 +47,9 @@ def test_two_processes_record_what_the_source_reads(
     assert set(recorded.inputs) == set(recordings[0])
     for name, seen in recorded.inputs.items():
         parts = [each[name] for each in recordings]
-        assert seen.rows == sum(each.rows for each in parts) == len(seen.sample)
+        assert seen.rows == sum(each.rows for each in parts) and len(seen.sample) == sum(
+            len(each.sample) for each in parts
+        )
         wanted = np.concatenate([each.sample for each in parts]).astype(np.float32)
         assert np.mean(np.abs(seen.sample.astype(np.float32) - wanted) > 0.02 * np.abs(wanted).max()) < 0.05, name
     expected, checked = apart.read()

@@ -3,8 +3,9 @@ work whose results are files.
 
 Rounding a weight is thousands of short steps, for each of which threads of one interpreter wait for each other: two
 take as long as one. A copy of the process (a fork, as torch's own loaders of data make) has all that its values are
-made of, and computes those of every other layer on one thread; the files that it writes are read in turn. Where there
-is no fork, or the copy ends early, this process computes all of them.
+made of, and computes those of some layers on one thread; the files that it writes are read in turn. Each process takes
+the next layer when it has finished one, so that both have as much to do. Where there is no fork, or the copy ends
+early, this process computes all of them.
 """
 
 from __future__ import annotations
@@ -46,37 +47,50 @@ def _is_computed(tensor: ir.TensorProtocol | None) -> bool:
 
 def groups(values: Sequence[ir.Value]) -> list[tuple[int, int]]:
     """Returns ranges of values that one process computes: those of a layer, whose weights share what is recorded."""
-    starts, last = [0], _group(values[0]) if values else ""
+    starts, last = [0], layer_of(str(values[0].name)) if values else ""
     for index, value in enumerate(values):
-        if (name := _group(value)) != last:
+        if (name := layer_of(str(value.name))) != last:
             starts.append(index)
             last = name
     return list(zip(starts, [*starts[1:], len(values)], strict=True))
 
 
-def _group(value: ir.Value) -> str:
-    name = str(value.name)
+def layer_of(name: str) -> str:
+    """Returns the decoder layer that a weight belongs to, or what comes before its last word."""
     layer = LAYER.match(name)
     return layer[1] if layer else name.rsplit(".", 1)[0]
 
 
-def shared_out(values: Sequence[ir.Value]) -> list[bool]:
-    """Returns for each value whether the copy computes it: the largest group, and so many of the others, evenly spread,
-    that both have as much to do."""
-    ranges = groups(values)
-    sizes = [
-        sum(value.const_value.nbytes for value in values[start:stop] if value.const_value) for start, stop in ranges
-    ]
-    total, largest = sum(sizes), sizes.index(max(sizes))
-    share = max(0.0, total / 2 - sizes[largest]) / max(1, total - sizes[largest])
-    seen = theirs = 0
-    result = []
-    for index, (start, stop) in enumerate(ranges):
-        to_copy = index == largest or theirs < share * seen
-        if index != largest:
-            seen, theirs = seen + sizes[index], theirs + sizes[index] * to_copy
-        result += [to_copy] * (stop - start)
-    return result
+class Claims:
+    """Which process computes which group of values: the one that first makes the group's file. ahead: groups between
+    the first that nobody has and the copy's next one, so that this process, which needs them in their order, does not
+    wait for a group that the copy has just begun."""
+
+    ahead = 2
+
+    def __init__(self, ranges: Sequence[tuple[int, int]], sizes: Sequence[int], place: Path) -> None:
+        """sizes: bytes of each group."""
+        self._place, self._ranges = place, ranges
+        largest = max(range(len(sizes)), key=sizes.__getitem__)
+        self._first = [largest] if largest >= self.ahead else []  # at the end one process would wait for it
+
+    def take(self, group: int) -> bool:
+        """Returns whether this process is the one that computes a group."""
+        try:
+            self._file(group).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def of_the_copy(self) -> Iterator[int]:
+        """Yields the values that the copy computes."""
+        while left := [group for group in range(len(self._ranges)) if not self._file(group).exists()]:
+            wanted = self._first.pop() if self._first else left[min(self.ahead, len(left) - 1)]
+            if self.take(wanted):
+                yield from range(*self._ranges[wanted])
+
+    def _file(self, group: int) -> Path:
+        return self._place / f"group {group}"
 
 
 @contextmanager
@@ -85,42 +99,64 @@ def in_two(values: Sequence[ir.Value], content: Content, folder: Path) -> Iterat
     computes. content: computes it. folder: for the copy's files, which are gone at the end. Each process has half of
     the cores meanwhile."""
     given = {id(value.const_value): index for index, value in enumerate(values)}
-    theirs = shared_out(values)
-    every = sorted(os.sched_getaffinity(0))
+    ranges = groups(values)
+    sizes = [sum(value.const_value.nbytes for value in values[slice(*each)] if value.const_value) for each in ranges]
+    group_of = [group for group, each in enumerate(ranges) for _ in range(*each)]
+    mine: dict[int, bool] = {}  # group -> whether this process computes it
     with tempfile.TemporaryDirectory(dir=folder) as made:
         place = Path(made)
-        process = _fork()
-        if process == 0:
-            os.sched_setaffinity(0, every[len(every) // 2 :])
-            _compute([(index, value) for index, value in enumerate(values) if theirs[index]], content, place)
-        copy = _Copy(process)
+        claims = Claims(ranges, sizes, place)
 
         def either(tensor: ir.TensorProtocol) -> memoryview:
             index = given[id(tensor)]
-            made = copy.read(place / str(index)) if theirs[index] else None
+            group = group_of[index]
+            if group not in mine:
+                mine[group] = claims.take(group)
+            made = None if mine[group] else copy.read(place / str(index))
             return content(tensor) if made is None else made
 
-        try:
-            os.sched_setaffinity(0, every[: len(every) // 2])
+        with _halved(lambda: _compute(values, claims, content, place)) as copy:
             yield either
-        finally:
-            os.sched_setaffinity(0, every)
-            copy.end()
 
 
 @contextmanager
-def meanwhile(work: Callable[[Path], None], folder: Path) -> Iterator[Running]:
+def meanwhile(work: Callable[[Path], None], folder: Path | None = None, *, halved: bool = False) -> Iterator[Running]:
     """Yields a copy of the process that does some work on one thread. work: called with an empty folder for what it
-    makes, which is gone at the end. folder: where that is made."""
-    with tempfile.TemporaryDirectory(dir=folder) as made:
-        process = _fork()
-        if process == 0:
-            _end_after(lambda: work(Path(made)))
-        copy = _Copy(process)
+    makes, which is gone at the end. folder: where that is made; None for the system's place. halved: whether each
+    process has half of the cores meanwhile."""
+    copied = _halved if halved else _copied
+    with tempfile.TemporaryDirectory(dir=folder) as made, copied(lambda: work(Path(made))) as copy:
+        yield Running(copy, Path(made))
+
+
+@contextmanager
+def _copied(work: Callable[[], None]) -> Iterator[_Copy]:
+    """Yields a copy of the process that does some work; it ends with the context."""
+    process = _fork()
+    if process == 0:
+        _end_after(work)
+    copy = _Copy(process)
+    try:
+        yield copy
+    finally:
+        copy.end()
+
+
+@contextmanager
+def _halved(work: Callable[[], None]) -> Iterator[_Copy]:
+    """As _copied; each process has half of the cores meanwhile."""
+    every = sorted(os.sched_getaffinity(0))
+
+    def on_half() -> None:
+        os.sched_setaffinity(0, every[len(every) // 2 :])
+        work()
+
+    with _copied(on_half) as copy:
         try:
-            yield Running(copy, Path(made))
+            os.sched_setaffinity(0, every[: len(every) // 2])
+            yield copy
         finally:
-            copy.end()
+            os.sched_setaffinity(0, every)
 
 
 class Running:
@@ -145,21 +181,17 @@ def _fork() -> int:
         return os.fork()
 
 
-def _compute(values: Sequence[tuple[int, ir.Value]], content: Content, place: Path) -> None:
-    """Writes the copy's share and ends it. An error is met again by the process that waits, which then computes what is
-    missing."""
+def _compute(values: Sequence[ir.Value], claims: Claims, content: Content, place: Path) -> None:
+    """Writes the copy's values. An error is met again by the process that waits, which computes what is missing."""
     parent = os.getppid()
-
-    def write() -> None:
-        for index, value in values:
-            if os.getppid() != parent:
-                break
-            assert value.const_value is not None
-            new = place / f"{index}.new"
-            new.write_bytes(content(value.const_value))
-            new.rename(place / str(index))
-
-    _end_after(write)
+    for index in claims.of_the_copy():
+        if os.getppid() != parent:
+            break
+        tensor = values[index].const_value
+        assert tensor is not None
+        new = place / f"{index}.new"
+        new.write_bytes(content(tensor))
+        new.rename(place / str(index))
 
 
 def _end_after(work: Callable[[], None]) -> None:

@@ -11,23 +11,30 @@ searched, group by group, for the smallest error that the quantisation which fol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from eagle_calib.calibration import Observed, is_expert
+from eagle_export.base.beside import layer_of, meanwhile
 from eagle_export.base.errors import ExportError
 from eagle_export.base.parted import scaled
 from eagle_export.recipes.graph import KEPT, Array, Linear, is_lm_head, linears
 from eagle_export.recipes.graph_pass import Pass
-from eagle_export.recipes.tiles import side_by_side
+from eagle_export.recipes.tiles import product, side_by_side
+from eagle_runtime.machine.host import cores, threads_allowed
 
 EXPONENTS = np.linspace(0.0, 1.0, 6, dtype=np.float32)
 ROWS, COLUMNS = 256, 256  # recorded inputs, and the most output columns of a layer, that the search uses
 SMALLEST, LARGEST = np.float32(1e-3), np.float32(1e3)  # bounds of a factor
 FACTORS = "input factors"  # key in a node's meta
+LEAST = 10**7  # numbers of the layers for which a copy of the process searches a half
+FOUND = "factors.npz"  # in the copy's folder
 
 # Inputs [n, K] divided by s and a weight [K, N] times s -> the output [n, N] as the quantised layer computes it.
 Simulate = Callable[[Array, Array], Array]
@@ -65,9 +72,40 @@ class Smooth(Pass[Group]):
         ]
 
     def rewrite(self, model: ir.Model, matches: list[Group]) -> dict[str, str]:
-        changed = {}
-        for group in matches:
-            factors = best_factors(group, self.observed, self.simulate)
+        changed: dict[str, str] = {}
+        mine, others = _halves(matches)
+
+        def work(folder: Path) -> None:
+            found: list[Array | None] = []
+            self._smooth(others, found, {})
+            arrays = {str(number): each for number, each in enumerate(found) if each is not None}
+            np.savez(folder / FOUND, allow_pickle=False, **arrays)
+
+        if not others:
+            self._smooth(mine, [], changed)
+            return changed
+        with meanwhile(work, halved=True) as copy:
+            self._smooth(mine, [], changed)
+            folder = copy.result()
+            known = None
+            if folder is not None:
+                with np.load(folder / FOUND, allow_pickle=False) as arrays:
+                    known = [arrays.get(str(number)) for number in range(len(others))]
+        self._smooth(others, [], changed, known)
+        return changed
+
+    def _smooth(
+        self,
+        matches: Sequence[Group],
+        found: list[Array | None],
+        changed: dict[str, str],
+        known: Sequence[Array | None] | None = None,
+    ) -> None:
+        """Scales groups, and adds their factors to `found` and words for the manifest to `changed`. known: their
+        factors, if they were searched elsewhere."""
+        for number, group in enumerate(matches):
+            factors = best_factors(group, self.observed, self.simulate) if known is None else known[number]
+            found.append(factors)
             if factors is not None:
                 shared = factors.reshape(-1, group.repeats, group.width)[:, 0].ravel()
                 _scale(group.before, 1 / shared, group.axis)
@@ -78,7 +116,22 @@ class Smooth(Pass[Group]):
                 changed[layer.name] = "as it was" if factors is None else "smoothed"
                 if factors is not None:
                     _scale(layer.weight, factors, 0)
-        return changed
+
+
+def _halves(matches: list[Group]) -> tuple[list[Group], list[Group]]:
+    """Returns the groups of the first decoder layers and those of the others, which a copy of the process searches: a
+    group reads weights that others of its layer scale. No others where the search is short, or one process is to do
+    it."""
+    order = [layer_of(each.layers[0].name) for each in matches]
+    layers = list(dict.fromkeys(order))
+    numbers = sum(math.prod(layer.shape) for each in matches for layer in each.layers)
+    if sys.platform != "linux" or numbers < LEAST or (threads_allowed() or cores()) < 2:
+        return matches, []
+    first = set(layers[: -(-len(layers) // 2)])
+    parts: tuple[list[Group], list[Group]] = [], []
+    for each, layer in zip(matches, order, strict=True):
+        parts[layer not in first].append(each)
+    return parts
 
 
 def factors_of(linear: Linear) -> Array | None:
@@ -193,7 +246,7 @@ def best_factors(group: Group, observed: Mapping[str, Observed], simulate: Simul
     largest = np.max([np.abs(weight).max(1) for weight in whole], axis=0)
     weight = np.concatenate([each[:, :: -(-each.shape[1] // COLUMNS)] for each in whole], 1)
     del whole
-    wanted = x @ weight
+    wanted = product(x, weight)
 
     def error(factors: Array) -> float:
         out = simulate(x / factors, weight * factors[:, None])

@@ -7,7 +7,7 @@ after a few tokens of the package's text, as LLM-QAT does (arXiv 2305.17888); wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -80,24 +80,25 @@ def observe_source(
     folder: Path | None = None,
     *,
     probed: bool = True,
-    share: slice = slice(None),
+    share: Collection[int] = range(SEQUENCES),
+    model: Any = None,
 ) -> Recorded:
     """Returns what a checkpoint (load_source's argument) computes for a text.
 
     text: its tokenizer. data: a text file, or JSONL as eagle-calib reads it; None for text of the model's own. head: of
     the model; its inputs are recorded too. report: called with what is being done. asked: other texts that the model
     writes meanwhile. folder: for a file that the inputs are kept in; None for the memory. probed: whether there are to
-    be probes. share: which of SEQUENCES texts of its own it writes. Raises CalibrationError for a file without text,
-    and ExportError if transformers cannot run the checkpoint."""
+    be probes. share: which of SEQUENCES texts of its own it writes. model: the checkpoint, if it is loaded. Raises
+    CalibrationError for a file without text, and ExportError if transformers cannot run the checkpoint."""
     transformers_logging.disable_progress_bar()
     file = None if folder is None else SampleFile(folder)
     try:
-        model = load_source(source)
+        model = load_source(source) if model is None else model
         vocab = int(model.config.vocab_size)
         longest = int(model.config.max_position_embeddings)
         if data is None:
             starts = text_starts(text, vocab, SEQUENCES, START, 2 * START, MAX_TOKENS)
-            starts = starts[share]
+            starts = [starts[number] for number in share]
             windows, observed, written = _own_text(model, starts, min(LENGTH, longest), head, report, asked, file)
         else:
             windows, written = read_windows(data, text, vocab, min(WINDOW, longest), MAX_TOKENS), []

@@ -2,6 +2,7 @@
 
 Threads of one product wait for each other in each of some thousand small operations, and where other programs run for
 many times as long as they compute. Two processes of one thread each do not wait; one of them also traces the graphs.
+The source is loaded before there are two, so that its weights are in the memory once.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,22 +24,27 @@ from eagle_calib.calibration import Observed
 from eagle_calib.folder import claimed
 from eagle_export.base.beside import Running, meanwhile
 from eagle_export.graphs.pair import Pair
+from eagle_export.reading.families.source import load_source
 from eagle_export.recording.layered_recording import Spilled
-from eagle_export.recording.self_calibration import Joined, Recorded, observe_source
+from eagle_export.recording.self_calibration import SEQUENCES, Joined, Recorded, observe_source
 from eagle_export.recording.source_text import Asked
 from eagle_runtime.machine.host import cores, free_memory, threads_allowed
 
 FEW = 3  # cores of a machine whose processes share a recording; more are used by the products of one
 LEAST = 10**7  # numbers of a source for which a copy of the process is made
-FIRST, SECOND = slice(0, None, 2), slice(1, None, 2)  # texts of this process and of its copy
+# Texts of this process and of its copy: this one also traces, the copy also writes what is asked.
+FIRST = [number for number in range(SEQUENCES) if number % 5 in (0, 3)]
+SECOND = [number for number in range(SEQUENCES) if number not in FIRST]
 INPUTS, NAMES = "other half", "names.json"  # in the copy's folder: recorded inputs, and layer -> file there
 
 
 @dataclass(frozen=True, slots=True)
 class OtherHalf:
-    """The copy of the process. pair: what it records. seen: takes what else the copy left in its folder."""
+    """The copy of the process. pair: what it records. source: the loaded model, in a list that is emptied when it is no
+    longer needed. seen: takes what else the copy left in its folder."""
 
     pair: Pair
+    source: list[Any]
     copy: Running
     seen: Callable[[Path], None]
 
@@ -47,17 +54,18 @@ class OtherHalf:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            first = _half(self.pair, FIRST, finished, report, probed=probed)
+            first = _half(self.pair, self.source[0], FIRST, finished, report, probed=probed)
             report("waiting for the other half of the recording")
             folder = self.copy.result()
             if folder is None:  # it met an error, which this process meets again
-                second = _half(self.pair, SECOND, finished, report, probed=False).inputs
+                second = _half(self.pair, self.source[0], SECOND, finished, report, probed=False).inputs
             else:
                 shutil.rmtree(finished / INPUTS, ignore_errors=True)  # of an export that was stopped
                 (folder / INPUTS).rename(finished / INPUTS)
                 second = Spilled(finished / INPUTS, json.loads((folder / NAMES).read_text(encoding="utf-8")))
                 self.seen(folder)
         finally:
+            self.source.clear()
             torch.set_num_threads(threads)
         return Recorded(_Halves(first.inputs, second), first.probes)
 
@@ -74,12 +82,18 @@ def other_half(
     numbers = sum(math.prod(tensor.shape) for tensor in pair.target.tensors.values())
     few = sys.platform == "linux" and 2 <= (threads_allowed() or cores()) <= FEW
     free = free_memory()
-    if not few or numbers < LEAST or (free is not None and free < 12 * numbers):
+    if not few or numbers < LEAST or (free is not None and free < 8 * numbers):
+        yield None
+        return
+
+    try:
+        source = [load_source(pair.target)]
+    except Exception:  # transformers raises many kinds; `observe_source` meets it again and says what it is
         yield None
         return
 
     def work(folder: Path) -> None:
-        inputs = _half(pair, SECOND, folder, lambda step: None, asked, probed=False).inputs
+        inputs = _half(pair, source[0], SECOND, folder, lambda step: None, asked, probed=False).inputs
         assert isinstance(inputs, Joined)
         spilled, files = Spilled(folder / INPUTS), dict[tuple[int, str], str]()
         spilled.folder.mkdir()
@@ -94,19 +108,22 @@ def other_half(
     with claimed(place.with_name(f"{place.name}-recording")) as claim:
         (claim / "new").mkdir()
         with meanwhile(work, claim / "new") as copy:
-            yield OtherHalf(pair, copy, seen)
+            yield OtherHalf(pair, source, copy, seen)
 
 
 def _half(
     pair: Pair,
-    share: slice,
+    source: Any,
+    share: Collection[int],
     folder: Path,
     report: Callable[[str], None],
     asked: Asked | None = None,
     *,
     probed: bool,
 ) -> Recorded:
-    return observe_source(pair.target, pair.text, None, pair.head, report, asked, folder, probed=probed, share=share)
+    return observe_source(
+        pair.target, pair.text, None, pair.head, report, asked, folder, probed=probed, share=share, model=source
+    )
 
 
 @dataclass(frozen=True, slots=True)
