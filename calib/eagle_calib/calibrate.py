@@ -40,7 +40,8 @@ from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter
 from eagle_runtime.drafting.transitions import Transitions
 from eagle_runtime.opening.loading import MAX_THREADS
 from eagle_runtime.opening.opened import transitions_of
-from eagle_runtime.sampling.sampler import Sampler, SamplingParams
+from eagle_runtime.sampling.params import SamplingParams
+from eagle_runtime.sampling.sampler import Sampler
 from eagle_runtime.text.tokenizer import Text
 
 WINDOW = 256  # tokens per prompt

@@ -12,7 +12,7 @@ from eagle_runtime.app.eagle_model import EagleModel
 from eagle_runtime.app.result import Result
 from eagle_runtime.base.tree import Float
 from eagle_runtime.bundle.manifest import GoldenPrompt
-from eagle_runtime.sampling.sampler import SamplingParams
+from eagle_runtime.sampling.params import SamplingParams
 from eagle_runtime.text.tokenizer import Text
 
 GOLDEN_TOKENS = 32  # decoded from each prompt

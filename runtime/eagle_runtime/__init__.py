@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from eagle_runtime.core.generate import Cycle
     from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, TreeShape
     from eagle_runtime.sampling.constraint import Constraint
-    from eagle_runtime.sampling.sampler import SamplingParams
+    from eagle_runtime.sampling.params import SamplingParams
     from eagle_runtime.text.answer_form import AnswerForm, ChatPrompt
     from eagle_runtime.text.answer_reader import Part
     from eagle_runtime.text.tools import ToolUse
@@ -70,7 +70,7 @@ _DEFINED = {
     ),
     "core.generate": ("Cycle",),
     "app.result": ("Piece", "Result", "Stop", "Token", "Usage"),
-    "sampling.sampler": ("SamplingParams",),
+    "sampling.params": ("SamplingParams",),
     "app.settings": ("Settings",),
     "text.answer_form": ("AnswerForm", "ChatPrompt"),
     "text.answer_reader": ("Part",),

@@ -19,7 +19,8 @@ from eagle_runtime.drafting.head import NEVER, Head
 from eagle_runtime.drafting.one_call import OneCallHead
 from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, chain
 from eagle_runtime.ort.session import OrtSession
-from eagle_runtime.sampling.sampler import Sampler, SamplingParams
+from eagle_runtime.sampling.params import SamplingParams
+from eagle_runtime.sampling.sampler import Sampler
 from studies.harness import main
 from studies.one_call import OrtOneCall
 

@@ -21,7 +21,8 @@ from eagle_runtime.core.generate import generate
 from eagle_runtime.drafting.ahead_heads import MEDUSA_CHOICES, AheadHeads, HydraHeads, MedusaHeads
 from eagle_runtime.drafting.head import NEVER, Scratch
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree
-from eagle_runtime.sampling.sampler import Sampler, SamplingParams
+from eagle_runtime.sampling.params import SamplingParams
+from eagle_runtime.sampling.sampler import Sampler
 
 TARGET, HEADS = GOLDEN / "target", 4
 KINDS = ("medusa", "hydra")

@@ -19,13 +19,14 @@ from eagle_runtime import Constraint, EagleModel
 from eagle_runtime.base.errors import EagleError
 from eagle_runtime.base.tree import Bool, Float, Int, Tree
 from eagle_runtime.core.accept import accept
-from eagle_runtime.sampling import sampler as sampling
+from eagle_runtime.sampling import device_draws
 from eagle_runtime.sampling.candidates import LogitRow
 from eagle_runtime.sampling.grammar_matcher import Matcher
 from eagle_runtime.sampling.grammars import Grammars
 from eagle_runtime.sampling.noise import exponential_noise
+from eagle_runtime.sampling.params import SamplingParams
 from eagle_runtime.sampling.race import Known, decide, highest
-from eagle_runtime.sampling.sampler import Sampler, SamplingParams
+from eagle_runtime.sampling.sampler import Sampler
 from logit_rows import HostRow
 
 DRAWS = 8  # of a trial
@@ -126,10 +127,10 @@ def trial(seed: int, outcome: Outcome, size: int | None = None) -> None:
     for _ in range(DRAWS):
         logits = ROWS[kind](rng, size)
         if rng.random() < 0.8:
-            ids = ours.watched(np.array([0, ours.position, ours.position]), watched)[2]
+            ids = ours.on_device.watched(np.array([0, ours.position, ours.position]), watched)[2]
         else:
             ids = rng.integers(0, size, watched)
-        row = HostRow(logits, count, ids, ours.inverse_temperature, rng)
+        row = HostRow(logits, count, ids, ours.on_device.inverse_temperature, rng)
         outcome.draws += 1
         wanted, token = drawn(theirs, logits), drawn(ours, row)
         outcome.fetches += row.fetches
@@ -190,8 +191,8 @@ MUTANTS: dict[str, Callable[[Known], Known]] = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_bound_that_is_left_out_draws_wrong_tokens(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "decide", lambda known, *filters: decide(MUTANTS[mutant](known), *filters))
-    monkeypatch.setattr(sampling, "highest", lambda known: highest(MUTANTS[mutant](known)))
+    monkeypatch.setattr(device_draws, "decide", lambda known, *filters: decide(MUTANTS[mutant](known), *filters))
+    monkeypatch.setattr(device_draws, "highest", lambda known: highest(MUTANTS[mutant](known)))
     outcome = Outcome()
     for seed in range(5 * 10**6, 5 * 10**6 + 1500):
         trial(seed, outcome)
@@ -202,13 +203,13 @@ def test_a_bound_that_is_left_out_draws_wrong_tokens(mutant: str, monkeypatch: p
 
 def test_watched_tokens_have_the_smallest_numbers() -> None:
     sampler = Sampler(SamplingParams(temperature=1.0, seed=3, logit_bias={7: 1.0, 9: 2.0, 11: -1.0}), [0], 5000)
-    watched = sampler.watched(np.array([8, 5, 8]), 20)
+    watched = sampler.on_device.watched(np.array([8, 5, 8]), 20)
     assert watched.shape == (3, 20) and watched.dtype == np.int64
     assert np.array_equal(watched[0], watched[2]) and not np.array_equal(watched[0], watched[1])
     assert watched[:, :2].tolist() == [[9, 7]] * 3, "a bias raises them"
     for row, position in zip(watched[:2], (8, 5), strict=True):
         assert row[2:].tolist() == np.argsort(exponential_noise(3, position, 5000))[:18].tolist()
-    assert not Sampler(SamplingParams(), [0], 50).watched(np.array([8, 9]), 4).any()
+    assert not Sampler(SamplingParams(), [0], 50).on_device.watched(np.array([8, 9]), 4).any()
 
 
 class HostRows:
@@ -233,7 +234,7 @@ def test_a_tree_is_walked_without_whole_rows(temperature: float) -> None:
     tokens = [walker.next(row) for row in logits[[0, 2, 3]]]
     tree = Tree(np.array([2, 0, *tokens[:2]]), np.array([-1, 0, 0, 2]), np.zeros(4, np.float32))
     sampler = Sampler(params, [1, 2], size)
-    watched = sampler.watched(sampler.position + np.array([0, 1, 1, 2]), 32)
+    watched = sampler.on_device.watched(sampler.position + np.array([0, 1, 1, 2]), 32)
     rows = [HostRow(row, 32, ids, 1.0, rng) for row, ids in zip(logits, watched, strict=True)]
     step = accept(tree, HostRows(rows), sampler)
     expected = accept(tree, logits, Sampler(params, [1, 2], size))
@@ -253,8 +254,8 @@ def test_a_grammar(prompts: list[list[int]]) -> None:
         ours, theirs = (Sampler(params, prompts[0], BYTES, matcher=grammars.matcher(constraint)) for _ in range(2))
         for _ in range(40):
             logits = rng.normal(0, 3, BYTES).astype(np.float32)
-            ids = ours.watched(np.array([ours.position]), 24)[0]
-            assert ours.next(HostRow(logits, 24, ids, ours.inverse_temperature, rng)) == theirs.next(logits)
+            ids = ours.on_device.watched(np.array([ours.position]), 24)[0]
+            assert ours.next(HostRow(logits, 24, ids, ours.on_device.inverse_temperature, rng)) == theirs.next(logits)
             assert ours.finished == theirs.finished
             if ours.finished:
                 break
@@ -275,7 +276,7 @@ def test_few_rows_of_a_trained_model_are_fetched(
     for seed in range(10):
         sampler = Sampler(SamplingParams(temperature=1.0, seed=seed), [0], BYTES)
         for logits in rows:
-            ids: Int = sampler.watched(np.array([sampler.position]), count)[0]
+            ids: Int = sampler.on_device.watched(np.array([sampler.position]), count)[0]
             row = HostRow(logits, count, ids, 1.0, rng)
             sampler.next(row)
             fetches += row.fetches

@@ -35,7 +35,8 @@ from eagle_runtime.drafting.cost_aware import CostAwareDrafter, best_size
 from eagle_runtime.drafting.cost_model import LARGEST, Costs, Timings
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.shapes import DynamicTree
-from eagle_runtime.sampling.sampler import Sampler, SamplingParams
+from eagle_runtime.sampling.params import SamplingParams
+from eagle_runtime.sampling.sampler import Sampler
 from fakes import Blend, FakeHead, FakeTarget, Language, Table
 from machine_fake import FixedCosts
 

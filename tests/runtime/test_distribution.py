@@ -29,7 +29,8 @@ from eagle_runtime.core.target import Features, Target, causal
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, TreeShape, chain
 from eagle_runtime.drafting.vanilla import NoDraft
-from eagle_runtime.sampling.sampler import Sampler, SamplingParams
+from eagle_runtime.sampling.params import SamplingParams
+from eagle_runtime.sampling.sampler import Sampler
 from fakes import Blend, FakeHead, FakeTarget, Language, Table, history_of
 
 VOCAB = 5

@@ -18,7 +18,8 @@ from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.generate import generate
 from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.jacobi import JacobiDrafter, Window
-from eagle_runtime.sampling.sampler import Sampler, SamplingParams
+from eagle_runtime.sampling.params import SamplingParams
+from eagle_runtime.sampling.sampler import Sampler
 from fakes import FakeTarget, Table
 
 VOCAB = 8

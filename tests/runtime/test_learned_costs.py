@@ -27,7 +27,8 @@ from eagle_runtime.drafting.cost_prior import pass_bytes, prior_costs
 from eagle_runtime.drafting.cost_storage import FEW, MOVED, NOTABLE, LearnedCosts, open_costs, read_belief
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.vanilla import NoDraft
-from eagle_runtime.sampling.sampler import Sampler, SamplingParams
+from eagle_runtime.sampling.params import SamplingParams
+from eagle_runtime.sampling.sampler import Sampler
 from fakes import Blend, Table
 from machine_fake import Machine, TimedHead, TimedTarget
 

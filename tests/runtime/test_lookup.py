@@ -16,7 +16,8 @@ from eagle_runtime.drafting.lookup import LookupDrafter
 from eagle_runtime.drafting.matches import NgramIndex
 from eagle_runtime.drafting.predicted import LONGEST, PLACES, SHORTEST
 from eagle_runtime.drafting.vanilla import NoDraft
-from eagle_runtime.sampling.sampler import Sampler, SamplingParams
+from eagle_runtime.sampling.params import SamplingParams
+from eagle_runtime.sampling.sampler import Sampler
 
 texts = st.lists(st.integers(0, 3), max_size=60)
 

@@ -18,7 +18,8 @@ from eagle_runtime.sampling.noise import (
     lowest,
     workers,
 )
-from eagle_runtime.sampling.sampler import Sampler, SamplingParams
+from eagle_runtime.sampling.params import SamplingParams
+from eagle_runtime.sampling.sampler import Sampler
 from patience import PATIENCE_S
 
 
@@ -79,7 +80,7 @@ def test_numbers_are_made_once_wherever_they_are_made(made: Made) -> None:
 
 def test_numbers_are_ready_before_they_are_asked_for(made: Made) -> None:
     sampler = Sampler(SamplingParams(temperature=1.0), [0] * 10, 1000)
-    sampler.watched(np.array([10, 11, 11, 12]), 4)
+    sampler.on_device.watched(np.array([10, 11, 11, 12]), 4)
     both_idle = threading.Barrier(3)
     for _ in range(2):
         workers().submit(both_idle.wait)

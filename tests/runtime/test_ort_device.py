@@ -27,7 +27,8 @@ from eagle_runtime.ort.device_session import KEYS, OrtDeviceSession, check_rows
 from eagle_runtime.ort.library import open_graph
 from eagle_runtime.ort.logits import COUNT, LogitMemory
 from eagle_runtime.sampling.candidates import GREEDY_COUNT, DeviceLogits
-from eagle_runtime.sampling.sampler import Sampler, SamplingParams
+from eagle_runtime.sampling.params import SamplingParams
+from eagle_runtime.sampling.sampler import Sampler
 
 KINDS = ("eagle1", "eagle3")
 
@@ -318,7 +319,7 @@ def test_logits_stay_on_the_device(
         first, wanted = np.array(target.verify(tree)[0]), target.verify(tree, sampler)[0]
         assert isinstance(wanted, DeviceLogits) and len(wanted) == nodes
         np.testing.assert_array_equal(np.array(wanted), first)
-        watched = sampler.watched(sampler.position + np.arange(nodes), COUNT)
+        watched = sampler.on_device.watched(sampler.position + np.arange(nodes), COUNT)
         count = COUNT if temperature else GREEDY_COUNT
         step = accept(tree, wanted, sampler)
         assert step.tokens.tolist() == accept(tree, first, on_host).tokens.tolist()
@@ -329,7 +330,7 @@ def test_logits_stay_on_the_device(
             np.testing.assert_array_equal(known.logits, first[row][known.ids])
             np.testing.assert_array_equal(known.watched_logits, first[row][known.watched_ids])
             assert not temperature or known.watched_ids.tolist() == watched[row].tolist()
-            scores = first[row].astype(np.float64) * sampler.inverse_temperature
+            scores = first[row].astype(np.float64) * sampler.on_device.inverse_temperature
             assert known.log_sum_exp == pytest.approx(np.log(np.exp(scores).sum()), abs=5e-5)
 
 

@@ -21,7 +21,8 @@ from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.head import Head, Scratch
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, TreeShape, chain
 from eagle_runtime.ort.session import OrtSession
-from eagle_runtime.sampling.sampler import Sampler, SamplingParams
+from eagle_runtime.sampling.params import SamplingParams
+from eagle_runtime.sampling.sampler import Sampler
 from fakes import observed, rows_of
 
 CAPACITY = 128

@@ -22,7 +22,8 @@ from eagle_runtime.drafting.recycling import HALF, HostCosts, RecyclingDrafter, 
 from eagle_runtime.drafting.suffix import SuffixAutomaton
 from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.sampling.candidates import Candidates
-from eagle_runtime.sampling.sampler import Sampler, SamplingParams
+from eagle_runtime.sampling.params import SamplingParams
+from eagle_runtime.sampling.sampler import Sampler
 from fakes import FakeTarget, Table
 
 SAMPLING: list[dict[str, Any]] = [

@@ -17,7 +17,8 @@ from scipy.stats import chisquare
 
 from eagle_runtime.base.tree import Tree
 from eagle_runtime.core.accept import accept
-from eagle_runtime.sampling.sampler import Sampler, SamplingParams
+from eagle_runtime.sampling.params import SamplingParams
+from eagle_runtime.sampling.sampler import Sampler
 from fakes import Table, history_of
 
 VOCAB = 6

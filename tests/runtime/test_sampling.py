@@ -25,7 +25,9 @@ from transformers.generation.logits_process import (
 from eagle_runtime.base.errors import EagleError, RequestError
 from eagle_runtime.sampling.filters import Row
 from eagle_runtime.sampling.noise import exponential_noise
-from eagle_runtime.sampling.sampler import Sampler, SamplingParams
+from eagle_runtime.sampling.params import SamplingParams
+from eagle_runtime.sampling.sampler import Sampler
+from eagle_runtime.sampling.scores import Scores
 
 VOCAB = 40
 
@@ -66,7 +68,7 @@ def test_scores_equal_hugging_face(
     logits = rng.normal(0, 3, VOCAB).astype(np.float32)
     prompt = rng.integers(0, VOCAB, 12).tolist()
     params = SamplingParams(temperature, top_k, top_p, min_p, penalty, logit_bias=bias)
-    ours = Sampler(params, prompt, VOCAB).process(logits)
+    ours = Sampler(params, prompt, VOCAB).scores.of_row(logits)
     theirs = hf_scores(logits, prompt, params)
     assert np.array_equal(np.isfinite(ours), np.isfinite(theirs))
     np.testing.assert_allclose(ours[np.isfinite(ours)], theirs[np.isfinite(theirs)], rtol=1e-6, atol=1e-6)
@@ -76,7 +78,7 @@ def test_presence_and_frequency_count_the_output_only() -> None:
     sampler = Sampler(SamplingParams(presence_penalty=0.5, frequency_penalty=0.25), [0, 0, 1], 4)
     logits = np.array([0, 0, 3, 2.5], np.float32)
     assert [sampler.next(logits) for _ in range(3)] == [2, 3, 2]
-    np.testing.assert_allclose(sampler.process(logits), [0, 0, 3 - 0.5 - 0.5, 2.5 - 0.5 - 0.25])
+    np.testing.assert_allclose(sampler.scores.of_row(logits), [0, 0, 3 - 0.5 - 0.5, 2.5 - 0.5 - 0.25])
 
 
 def test_greedy_takes_the_lowest_id_of_a_tie() -> None:
@@ -214,13 +216,13 @@ def test_a_draw_from_few_scores_is_that_from_all(filters: dict[str, Any], temper
 
 def test_most_draws_need_the_scores_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
     rng, vocab, whole = np.random.default_rng(6), 20_000, []
-    process = Sampler.process
+    of_row = Scores.of_row
 
-    def noted(sampler: Sampler, logits: npt.NDArray[np.float32]) -> Row:
-        whole.append(sampler.position)
-        return process(sampler, logits)
+    def noted(scores: Scores, logits: npt.NDArray[np.float32]) -> Row:
+        whole.append(scores.position)
+        return of_row(scores, logits)
 
-    monkeypatch.setattr(Sampler, "process", noted)
+    monkeypatch.setattr(Scores, "of_row", noted)
     for filters in FILTERS:
         sampler = Sampler(SamplingParams(temperature=0.8, seed=3, **filters), [0], vocab)
         for _ in range(50):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eagle_runtime.bundle.manifest import HeadKind
-from eagle_runtime.sampling.sampler import SamplingParams
+from eagle_runtime.sampling.params import SamplingParams
 from eagle_train.errors import TrainError
 from eagle_train.kinds import TRAINED, Layout, Trained
 

@@ -28,7 +28,8 @@ from eagle_runtime.sampling.call_grammar import calls_constraint
 from eagle_runtime.sampling.constraint import Constraint
 from eagle_runtime.sampling.grammar_lookahead import Lookahead
 from eagle_runtime.sampling.grammar_matcher import Matcher
-from eagle_runtime.sampling.sampler import Sampler, SamplingParams
+from eagle_runtime.sampling.params import SamplingParams
+from eagle_runtime.sampling.sampler import Sampler
 from eagle_runtime.text.answer_form import THINK, AnswerForm
 from eagle_runtime.text.answer_reader import AnswerReader
 

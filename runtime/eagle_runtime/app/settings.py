@@ -9,7 +9,7 @@ from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.shapes import TreeShape
 from eagle_runtime.sampling.constraint import Constraint
-from eagle_runtime.sampling.sampler import SamplingParams
+from eagle_runtime.sampling.params import SamplingParams
 from eagle_runtime.text.answer_form import AnswerForm
 
 

@@ -14,7 +14,7 @@ from eagle_runtime.app.result import Result, Token, Usage
 from eagle_runtime.app.turn import Turn
 from eagle_runtime.base.errors import ContextError, EagleError, RequestError
 from eagle_runtime.commands.chat_screen import Interrupt, Screen
-from eagle_runtime.sampling.sampler import SamplingParams, bias_of_json
+from eagle_runtime.sampling.params import SamplingParams, bias_of_json
 from eagle_runtime.text.tools import ToolUse
 
 HELP = {

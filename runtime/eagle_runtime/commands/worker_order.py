@@ -10,7 +10,7 @@ from eagle_runtime.app.settings import Settings
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import ConstraintError, RequestError
 from eagle_runtime.sampling.constraint import Constraint
-from eagle_runtime.sampling.sampler import bias_of_json
+from eagle_runtime.sampling.params import bias_of_json
 
 Id = str | int
 ACTIONS = {

@@ -106,11 +106,11 @@ class Target:
         positions = self.cache.length + depths
         rows = row_numbers(tree.num_nodes)
         asked: dict[str, Array] = {}
-        if sampler is not None and not sampler.takes_highest and "watched_ids" in self._session.inputs:
+        if sampler is not None and not sampler.scores.takes_highest and "watched_ids" in self._session.inputs:
             count = int(self._session.inputs["watched_ids"].shape[1])
             asked = {
-                "watched_ids": sampler.watched(1 + positions, count),
-                "inverse_temperature": np.full(1, sampler.inverse_temperature, np.float32),
+                "watched_ids": sampler.on_device.watched(1 + positions, count),
+                "inverse_temperature": np.full(1, sampler.on_device.inverse_temperature, np.float32),
             }
         return self._feeds(tree.tokens, positions, ancestor_mask(tree.parents), rows, asked)
 
