@@ -228,7 +228,7 @@ def test_precision_compares_peers(tmp_path: Path, work: Path, capsys: pytest.Cap
     export(TARGET, None, tmp_path / "alone", certify=False)
     prompts = ROOT / "tools" / "demo_pair" / "heldout.jsonl"
     limits = ["--count", "1", "--max-new-tokens", "8", "--threads", "1", "--own-tokens", "100"]
-    peers = ["--peers", str(TARGET), "--peer-folder", str(work), "-o", str(tmp_path / "out")]
+    peers = ["--peer-target", str(TARGET), "--peer-folder", str(work), "-o", str(tmp_path / "out")]
     assert precision([str(tmp_path / "alone"), "--prompts", str(prompts), *limits, *peers]) == 0
     capsys.readouterr()
     rows = [json.loads(line) for line in (tmp_path / "out" / "precision.jsonl").read_text().splitlines()]

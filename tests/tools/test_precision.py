@@ -142,9 +142,9 @@ def test_wrong_input_is_refused_before_the_work(
         ({"--max-new-tokens": 0}, "max_new_tokens is 0"),
         ({"--own-tokens": -1}, "own_tokens is -1"),
         ({"--own-temperature": -1}, "own_temperature is -1.0"),
-        ({"--peer-formats": "llama.cpp/q4_0"}, "give --peers TARGET too"),
-        ({"--peers": tmp_path / "none"}, "none has no config.json"),
-        ({"--peers": tmp_path, "--peer-formats": "llama.cpp/q3"}, "peer 'llama.cpp/q3' is unknown"),
+        ({"--peer-formats": "llama.cpp/q4_0"}, "give --peer-target TARGET too"),
+        ({"--peer-target": tmp_path / "none"}, "none has no config.json"),
+        ({"--peer-target": tmp_path, "--peer-formats": "llama.cpp/q3"}, "peer 'llama.cpp/q3' is unknown"),
         ({"--threads": 0}, "threads is 0"),
     ]
     for changes, says in cases:

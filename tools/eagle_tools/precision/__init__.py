@@ -1,7 +1,7 @@
 """Quality and speed of one pair's bundles in several precisions, and of other engines on the same weights, compared
 with the first bundle, the reference.
 
-    eagle-precision BUNDLE... --prompts FILE.jsonl --text FILE --peers TARGET -o FOLDER
+    eagle-precision BUNDLE... --prompts FILE.jsonl --text FILE --peer-target TARGET -o FOLDER
 
 prints two tables, writes them to FOLDER/precision.md and their rows to precision.jsonl, and plots quality over speed in
 precision.png.

@@ -58,7 +58,7 @@ def _measured(args: argparse.Namespace, bundles: Sequence[Path], questions: Sequ
 
     threads = args.threads or physical_cores()
     formats = [format_of(name) for name in args.peer_formats.split(",")] if args.peer_formats else FORMATS
-    source = None if args.peers is None else check_peers(args.peers, formats)
+    source = None if args.peer_target is None else check_peers(args.peer_target, formats)
     with contextlib.ExitStack() as stack:
         models = [stack.enter_context(EagleModel.load(bundle, threads=args.threads)) for bundle in bundles]
         _check_vocabularies(bundles, models)
@@ -76,7 +76,9 @@ def _measured(args: argparse.Namespace, bundles: Sequence[Path], questions: Sequ
         peers: Peers | None = None
         if source is not None:
             if source.config["vocab_size"] != reference.manifest.target.vocab_size:
-                raise RequestError(f"{args.peers} has another vocabulary than {bundles[0]}; give the bundles' source")
+                raise RequestError(
+                    f"{args.peer_target} has another vocabulary than {bundles[0]}; give the bundles' source"
+                )
             made = converted_peers(source, formats, args.peer_folder, threads, progress.console.print)
             room = max(map(len, prompts)) + max(args.max_new_tokens, args.own_tokens)
             context = min(max(WINDOW, room, CONTEXT + NODES), reference.context)
@@ -133,8 +135,8 @@ def _check(args: argparse.Namespace, folder: Path) -> None:
         raise RequestError(f"own_temperature is {args.own_temperature}, but must be a number, 0 or more")
     if not args.own_tokens and args.text is None:
         raise RequestError("there is no text to compare on; give --text, or --own-tokens above 0")
-    if args.peer_formats is not None and args.peers is None:
-        raise RequestError("peers run the weights that the bundles were made from; give --peers TARGET too")
+    if args.peer_formats is not None and args.peer_target is None:
+        raise RequestError("peers run the weights that the bundles were made from; give --peer-target TARGET too")
 
 
 def _check_vocabularies(bundles: Sequence[Path], models: Sequence[EagleModel]) -> None:
@@ -168,7 +170,9 @@ def _parser() -> Parser:
     )
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="per prompt (default 128)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
-    parser.add_argument("--peers", type=Path, metavar="TARGET", help="Hugging Face folder to run in other engines")
+    parser.add_argument(
+        "--peer-target", type=Path, metavar="TARGET", help="folder of the target, to run in other engines"
+    )
     parser.add_argument("--peer-formats", metavar="A,B", help="as in llama.cpp/q4_0 (default: all known)")
     parser.add_argument("--peer-folder", type=Path, metavar="F", help="keep converted weights there (default: a cache)")
     return parser
