@@ -34,6 +34,7 @@ struct Text {
 constexpr int64_t MOST_TEXTS = 64;
 thread_local Text texts[MOST_TEXTS];
 thread_local int64_t text_count = 0;
+thread_local bool writes_rows = false;
 
 struct Heads {
   int64_t heads = 0, kv_heads = 0, width = 0, window = 0;
@@ -317,6 +318,9 @@ ort::Status plan(const void* what, Pass* pass) {
     const Seen& own = seen.texts[i];
     j = all;
     if (several) RETURN_IF_ERROR(narrow_to(own, i, node, &j));
+    j.writes = writes_rows && j.value_piece > 0;
+    if (j.writes && j.committed + j.rows > j.columns)
+      return ort::error("ExactTreeAttention: the cache has no columns for the new rows");
     j.chain = own.chain, j.longest = own.longest, j.seen = own.seen, j.first = own.first;
     j.groups = (j.committed + j.longest + GROUP - 1) / GROUP;
     if (j.rows > SPLIT_ROWS) {
@@ -385,3 +389,7 @@ EXPORTED int eagle_next_pass(const int64_t* numbers, int64_t count) {
   eagle::text_count = count;
   return 0;
 }
+
+// 1: passes of this thread write new keys and values into caches that keep heads apart, after the committed columns; 0:
+// they leave caches alone, as graphs do. Whoever asks for it owns that memory, and has columns for the rows.
+EXPORTED void eagle_write_rows(int on) { eagle::writes_rows = on != 0; }

@@ -103,6 +103,18 @@ static void as_in_cache(float* x, int64_t n) {
   }
 }
 
+// Puts the key and the value of row t in the column of the cache that follows the committed ones and the rows before.
+template <typename T>
+static void write_row(const Attention& job, int64_t h, int64_t t) {
+  const int64_t D = job.width, row = (t * job.kv_heads + h) * D, column = job.committed + t;
+  T* key = static_cast<T*>(const_cast<void*>(job.past_keys)) + h * job.key_head + column * job.key_column;
+  T* value = static_cast<T*>(const_cast<void*>(job.past_values)) + h * job.value_head + column * job.value_column;
+  for (int64_t d = 0; d < D; d += 8) {
+    store(key + d, load(job.new_keys + row + d));
+    store(value + d / job.cut * job.value_piece + d % job.cut, load(job.new_values + row + d));
+  }
+}
+
 // Rotates and scales the queries of one kv head, rotates its new keys, and copies its new values.
 static void prepare(const Attention& job, int64_t h) {
   const int64_t D = job.width, half = D / 2, sharing = job.sharing();
@@ -126,6 +138,8 @@ static void prepare(const Attention& job, int64_t h) {
     rotated(job.k + from, job.new_keys + row, 1.f);
     memcpy(job.new_values + row, job.v + from, static_cast<size_t>(D) * 4);
     if (job.half) as_in_cache(job.new_keys + row, D), as_in_cache(job.new_values + row, D);
+    if (job.writes && job.half) write_row<uint16_t>(job, h, t);
+    else if (job.writes) write_row<float>(job, h, t);
   }
 }
 

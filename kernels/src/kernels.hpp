@@ -54,6 +54,7 @@ struct Attention {
   int64_t window;                           // positions that a row sees, itself included; 0: all
   float scale, cap;                         // cap 0: scores have no bound
   bool half;                                // the cache holds fp16
+  bool writes;                              // new keys and values go to the columns after the committed ones too
   const float *q, *k, *v;                   // [T, heads, D], [T, kv_heads, D] twice
   const float *cosine, *sine;               // [T, D / 2], or null: q and k are rotated already
   const void *past_keys, *past_values;      // column 0 of head 0

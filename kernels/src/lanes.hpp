@@ -5,6 +5,9 @@ using V = __m256;
 static inline V load(const float* p) { return _mm256_loadu_ps(p); }
 static inline V load(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 static inline void store(float* p, V v) { _mm256_storeu_ps(p, v); }
+static inline void store(uint16_t* p, V v) {  // values that fp16 has
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
 static inline V all(float x) { return _mm256_set1_ps(x); }
 static inline V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
 static inline V add(V a, V b) { return _mm256_add_ps(a, b); }
@@ -49,6 +52,9 @@ static inline V load(const uint16_t* p) {
   return {vcvt_f32_f16(vget_low_f16(h)), vcvt_f32_f16(vget_high_f16(h))};
 }
 static inline void store(float* p, V v) { vst1q_f32(p, v.a); vst1q_f32(p + 4, v.b); }
+static inline void store(uint16_t* p, V v) {  // values that fp16 has
+  vst1q_u16(p, vreinterpretq_u16_f16(vcombine_f16(vcvt_f16_f32(v.a), vcvt_f16_f32(v.b))));
+}
 static inline V all(float x) { return {vdupq_n_f32(x), vdupq_n_f32(x)}; }
 static inline V fma(V a, V b, V c) { return {vfmaq_f32(c.a, a.a, b.a), vfmaq_f32(c.b, a.b, b.b)}; }
 static inline V add(V a, V b) { return {vaddq_f32(a.a, b.a), vaddq_f32(a.b, b.b)}; }
@@ -119,6 +125,7 @@ static inline uint16_t to_half(float x) {  // to nearest even
 static inline V load(const float* p) { V r; memcpy(r.x, p, 32); return r; }
 static inline V load(const uint16_t* p) { V r; EACH r.x[i] = of_half(p[i]); return r; }
 static inline void store(float* p, V v) { memcpy(p, v.x, 32); }
+static inline void store(uint16_t* p, V v) { EACH p[i] = to_half(v.x[i]); }  // values that fp16 has
 static inline V halved(V a) { V r; EACH r.x[i] = of_half(to_half(a.x[i])); return r; }
 static inline V all(float x) { V r; EACH r.x[i] = x; return r; }
 static inline V fma(V a, V b, V c) { V r; EACH r.x[i] = __builtin_fmaf(a.x[i], b.x[i], c.x[i]); return r; }

@@ -1,5 +1,5 @@
-"""Rows of several texts in one pass of attention: each has the bits that it has alone, whatever the others are; and a
-pass that does not fit its announcement is refused."""
+"""Rows of several texts in one pass of attention: each has the bits that it has alone, whatever the others are; a pass
+that does not fit its announcement is refused; and what passes are told to write into caches is what they return."""
 
 from __future__ import annotations
 
@@ -30,10 +30,16 @@ def announce(texts: list[dict[str, Array]], lengths: list[int]) -> None:
     assert take(ctypes.c_void_p(array.ctypes.data), ctypes.c_int64(len(texts))) == 0
 
 
+def write_rows(on: bool) -> None:
+    """As the runtime does around a pass whose new rows go into the caches."""
+    ctypes.CDLL(str(library())).eagle_write_rows(ctypes.c_int(on))
+
+
 @pytest.fixture(autouse=True)
 def nothing_stays_announced() -> Any:
     yield
     announce([], [])
+    write_rows(False)
 
 
 def texts_of(heads: Heads, rng: np.random.Generator) -> list[dict[str, Array]]:
@@ -100,3 +106,59 @@ def test_what_does_not_fit_is_refused(change: str, message: str) -> None:
         mask[0, 7] = 0
     with pytest.raises(Exception, match=message):
         heads.session().run(None, feeds)
+
+
+def bits(array: Array) -> Array:
+    return array.view(f"u{array.itemsize}")
+
+
+def appended(feeds: dict[str, Array], length: int, outputs: list[Array]) -> tuple[Array, Array]:
+    """The keys and values of a cache after a pass that returned `outputs`: as before, but for the new rows."""
+    keys, values = feeds["keys"].copy(), feeds["values"].copy()
+    new_keys, new_values = outputs[1][0], outputs[2][0]  # [T, kv_heads, D]
+    count = len(new_keys)
+    keys[:, length : length + count] = new_keys.transpose(1, 0, 2)
+    pieces = new_values.reshape(count, values.shape[0], values.shape[1], values.shape[3])
+    values[:, :, length : length + count] = pieces.transpose(1, 2, 0, 3)
+    return keys, values
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_new_rows_go_into_the_caches(heads: Heads, instruction_set: str) -> None:
+    """Of one text and of several; the outputs are the same, and no other column changes."""
+    rng = np.random.default_rng(heads.width)
+    texts = [{**one} for one in texts_of(heads, rng)]
+    for one, (length, count) in zip(texts, TEXTS, strict=True):
+        for name, axis in (("keys", 1), ("values", 2)):
+            room = [(0, 0)] * one[name].ndim
+            room[axis] = (0, max(0, length + count - one[name].shape[axis]))
+            one[name] = np.pad(one[name], room)
+    with instructions(instruction_set):
+        session = heads.session()
+        alone = [session.run(None, one) for one in texts]
+        expected = [appended(one, n, out) for one, (n, _), out in zip(texts, TEXTS, alone, strict=True)]
+        before = [{**one, "keys": one["keys"].copy(), "values": one["values"].copy()} for one in texts]
+        write_rows(True)
+        again = [session.run(None, one) for one in texts]
+        announce(before, [length for length, _ in TEXTS])
+        together = session.run(None, joined(before))
+        write_rows(False)
+    for outputs, of_text in zip(alone, again, strict=True):
+        for array, other in zip(outputs, of_text, strict=True):
+            np.testing.assert_array_equal(array, other)
+    for place, parts in enumerate(zip(*alone, strict=True)):
+        np.testing.assert_array_equal(together[place], np.concatenate(parts, 1))
+    for caches in (texts, before):
+        for one, (keys, values) in zip(caches, expected, strict=True):
+            np.testing.assert_array_equal(bits(one["keys"]), bits(keys))
+            np.testing.assert_array_equal(bits(one["values"]), bits(values))
+
+
+def test_a_cache_without_columns_for_new_rows_is_refused() -> None:
+    heads = HEADS[0]
+    text = texts_of(heads, np.random.default_rng(2))[2]
+    assert text["keys"].shape[1] < sum(TEXTS[2])
+    write_rows(True)
+    with pytest.raises(Exception, match="no columns for the new rows"):
+        heads.session().run(None, text)

@@ -145,6 +145,25 @@ class CommittedMachine(HeadMajorMachine):
         self.most = self.cache.columns
 
 
+class InPlaceMachine(CommittedMachine):
+    """Passes put rows where they belong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = HeadMajorCache(LAYERS, MANY, HEADS, WIDTH, PIECES, all_read=False, in_place=True)
+
+    def write(self, count: int) -> list[int]:
+        tags = [next(self.tags) for _ in range(count)]
+        self.cache.expect(count)
+        self.cache.make_room(count)
+        end = self.cache.length + count
+        for array, content in zip(self.cache.arrays, self.contents(tags), strict=True):
+            heads, pieces, width = array.shape[1], array.shape[2], array.shape[4]
+            rows = content.reshape(LAYERS, count, heads, pieces, width)
+            array[:, :, :, self.cache.length : end] = np.moveaxis(rows, 1, 3)
+        return tags
+
+
 class Int8Machine(HeadMajorMachine):
     """With bytes and scales."""
 
@@ -163,9 +182,9 @@ def marks(tags: list[int]) -> npt.NDArray[np.float64]:
 
 
 TestRows, TestHeadMajor, TestInt8 = RowsMachine.TestCase, HeadMajorMachine.TestCase, Int8Machine.TestCase
-TestCommitted = CommittedMachine.TestCase
-TestRows.settings = TestHeadMajor.settings = TestInt8.settings = TestCommitted.settings = settings(
-    max_examples=40, stateful_step_count=15, deadline=None
+TestCommitted, TestInPlace = CommittedMachine.TestCase, InPlaceMachine.TestCase
+TestRows.settings = TestHeadMajor.settings = TestInt8.settings = TestCommitted.settings = TestInPlace.settings = (
+    settings(max_examples=40, stateful_step_count=15, deadline=None)
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ class Cache(ABC):
     place if `in_place` is false) and leaves `length` alone, until `advance` or `keep` commits the rows that stay. Only
     sessions write rows."""
 
-    in_place: ClassVar[bool] = True
+    in_place: bool = True
 
     def __init__(self, capacity: int) -> None:
         """capacity: rows at most; caches in host memory are allocated for fewer, and grow."""
@@ -196,8 +196,6 @@ class HeadMajorCache(Cache):
     columns and rows; the same object as long as they stay there. If dtype is float16, `written` may be in float32, with
     values that float16 has."""
 
-    in_place = False
-
     def __init__(
         self,
         layers: int,
@@ -209,10 +207,13 @@ class HeadMajorCache(Cache):
         *,
         written_dtype: npt.DTypeLike | None = None,
         all_read: bool = True,
+        in_place: bool = False,
     ) -> None:
         """written_dtype: of keys and values as passes write them; None for dtype. all_read: whether the graph reads
-        columns that are not committed too."""
+        columns that are not committed too. in_place: whether passes put new rows into the columns after the committed
+        ones too; then all_read is False."""
         super().__init__(capacity)
+        self.in_place = in_place
         self._all_read = all_read
         self._layers = layers
         self._most = -(-max(capacity, 1) // STEP) * STEP
@@ -276,8 +277,17 @@ class HeadMajorCache(Cache):
             self._made_for[rows] = written, (*(array.ctypes.data for array in written), rows)
         self.written, self.new = self._made_for[rows]
 
+    def make_room(self, rows: int) -> None:
+        """Have columns for `rows` rows that a pass is about to put there, if it does."""
+        if self.in_place and self.length + rows > self.columns:
+            self._lay_out(self.length + rows)
+
     def gather(self, path: Int) -> None:
         end = self.length + len(path)
+        if self.in_place:
+            for array in self._by_rows:
+                array[:, self.length : end] = array[:, self.length + path]
+            return
         if end > self.columns:
             self._lay_out(end)
         chosen: Int | slice = path if len(path) and path[-1] >= len(path) else slice(len(path))

@@ -184,7 +184,8 @@ class OrtSession(BoundSession):
         shape = self._layers, capacity, *self._row_shape, self._pieces
         kept = self._past_specs[0].dtype
         written = None if kept == "int8" else self._row.dtype
-        return HeadMajorCache(*shape, kept, written_dtype=written, all_read=not self.native)
+        in_place = self._announce is not None
+        return HeadMajorCache(*shape, kept, written_dtype=written, all_read=not self.native, in_place=in_place)
 
     def run(self, feeds: Mapping[str, Any], cache: KVCache | HeadMajorCache) -> dict[str, Array]:
         count, wanted = len(feeds[self._rows_input]), len(feeds["logit_rows"])
@@ -195,6 +196,7 @@ class OrtSession(BoundSession):
             numbers = feeds["logit_rows"]
             feeds = pad_rows(feeds, rows - count)
             feeds["logit_rows"] = np.concatenate([numbers, np.repeat(numbers[-1:], logit_rows - wanted)])
+        cache.make_room(rows)
         results = self._computed(feeds, cache, rows)
         if padded:
             kept = {"T": count, "R": wanted}
@@ -210,10 +212,16 @@ class OrtSession(BoundSession):
         if isinstance(cache, HeadMajorCache):
             self._bind_head_major(cache, rows)
         else:
-            cache.make_room(rows)
             self._bind_cache("cpu", cache.addresses, cache.length, rows)
         results = {name: self._bind_output(name, sizes) for name in self.outputs}
-        run_graph(self._session, self._bound.binding)
+        if self._announce is None:
+            run_graph(self._session, self._bound.binding)
+            return results
+        self._announce.write_rows(isinstance(cache, HeadMajorCache) and cache.in_place)
+        try:
+            run_graph(self._session, self._bound.binding)
+        finally:
+            self._announce.write_rows(0)
         return results
 
     def _bind_for(self, rows: int) -> None:
@@ -254,7 +262,7 @@ class OrtSession(BoundSession):
         ends, wanted_ends = np.cumsum(rows).tolist(), np.cumsum(wanted).tolist()
         for cache, count in zip(caches, rows.tolist(), strict=True):
             assert count <= cache.room, "the caller checks the capacity before a forward pass"
-            cache.expect(count)
+            cache.make_room(count)
         merged = {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0] if name != "tree_mask"}
         merged["logit_rows"] += np.repeat(np.array([0, *ends[:-1]]), wanted)
         merged["tree_mask"] = texts_mask([feed["tree_mask"] for feed in feeds], ends)
@@ -263,9 +271,6 @@ class OrtSession(BoundSession):
             results = self._computed(merged, caches[0], ends[-1])
         finally:
             self._announce([])
-        written = caches[0].written
-        for cache, count, end in zip(caches, rows.tolist(), ends, strict=True):
-            cache.written = [array[:, end - count : end] for array in written]
         split = {"T": ends[:-1], "R": wanted_ends[:-1]}
         parts = {name: np.split(value, split[str(self.outputs[name].shape[1])]) for name, value in results.items()}
         return [{name: of_texts[number] for name, of_texts in parts.items()} for number in range(len(feeds))]

@@ -1,4 +1,5 @@
-"""Telling the native operators where the caches of several texts lie, whose rows are in one forward pass."""
+"""What the native operators are told before a forward pass, as a graph has no input for it: where the caches of several
+texts lie, and that new rows go into the cache."""
 
 from __future__ import annotations
 
@@ -14,10 +15,12 @@ MOST_TEXTS = 64  # of one pass (kernels/src/attention.cpp)
 
 
 class Announcement:
-    """The library's function that takes the texts of this thread's next pass."""
+    """The library's functions that are told of this thread's next pass."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Raises AttributeError for a library of a version that takes one text alone."""
+        """Raises AttributeError for a library without them."""
+        self.write_rows: Any = library.eagle_write_rows  # of 1: passes append rows to caches; of 0: they do not
+        self.write_rows.argtypes, self.write_rows.restype = [ctypes.c_int], None
         self._call: Any = library.eagle_next_pass
         self._call.argtypes, self._call.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int
 
