@@ -30,6 +30,7 @@ def decode(
     """Yields the pieces of an answer, the last one with the result. work: the loop's events, each computed in a step of
     its own. known: returns how many tokens of the prompt did not have to be read."""
     cycles: list[Cycle] = []
+    result: Result | None = None
     times = _Times()
     steps = scheduler.steps(lease, work)
     try:
@@ -72,13 +73,13 @@ def decode(
         text = output.text if request.has_text else None
         message = None if request.reader is None else output.message
         ids, reason = tuple(output.token_ids), output.finish_reason
-        state.result = Result(text, ids, reason, output.stop, usage, message)
+        result = Result(text, ids, reason, output.stop, usage, message)
     finally:
         if output.stop is None:  # the turn was left early
             output.finish("cancelled")
             output.parts(output.release()[0])
-        state.end(output)
-    yield Piece(*released, state.result, parts)
+        state.end(output, result)
+    yield Piece(*released, result, parts)
 
 
 def _add(cycle: Cycle, request: Request, output: Output) -> None:

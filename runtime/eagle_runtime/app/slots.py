@@ -108,12 +108,13 @@ class Slot:
     def drop(self, note: str) -> None:
         """Free the rows. note: why."""
         if not self._shared:
-            self._slots.engines.step(self.release)
+            self._slots.engines.step(self.state.release)
         self._source, self.note = None, note
 
-    def release(self) -> None:
-        """Free the rows, in a step."""
+    def lose(self, note: str) -> None:
+        """Free the rows, in a step. note: why."""
         self.state.release()
+        self.note = note
 
     def close(self) -> None:
         """Free the rows for good; does nothing where the engines are closed."""
@@ -191,6 +192,5 @@ class Slots:
         for other in others:
             if self.nbytes + nbytes <= self.budget:
                 return
-            other.release()
-            other.note = "dropped, since kv_budget is full"
+            other.lose("dropped, since kv_budget is full")
             self.dropped += 1

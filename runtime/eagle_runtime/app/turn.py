@@ -26,9 +26,14 @@ class TurnState:
         self._on_end = on_end
         self._ending = threading.Lock()
 
-    def end(self, output: Output) -> None:
+    def cancel(self) -> None:
+        """End the answer after the running step."""
+        self.cancelled = True
+
+    def end(self, output: Output, result: Result | None = None) -> None:
         """The answer is over; a second call does nothing."""
         if self._ending.acquire(blocking=False):
+            self.result = result
             on_end = self._on_end
             del self._on_end  # it refers to this state: else both wait for the collector
             try:
@@ -75,7 +80,7 @@ class Turn(Iterator[Piece]):
     def cancel(self) -> None:
         """End the answer after the step that is running now, if one is. Returns at once, from any thread; a second
         call does nothing. The next piece that is asked for is the last."""
-        self._state.cancelled = True
+        self._state.cancel()
 
     @property
     def cancelled(self) -> bool:

@@ -49,7 +49,6 @@ def run(args: argparse.Namespace) -> None:
     if args.worker:
         from eagle_runtime.commands import worker
 
-        args.backend = args.backend or AUTO
         worker.run(args)
     else:
         _answer(args)
@@ -58,8 +57,7 @@ def run(args: argparse.Namespace) -> None:
 def _answer(args: argparse.Namespace) -> None:
     """Decode one prompt."""
     with output_errors(), contextlib.ExitStack() as stack:
-        options = {**model_options(args), "backend": args.backend or AUTO}
-        model = stack.enter_context(EagleModel.load(on_progress=LoadingLine(sys.stderr), **options))
+        model = stack.enter_context(EagleModel.load(on_progress=LoadingLine(sys.stderr), **model_options(args)))
         if args.backend == AUTO:
             over = f" ({reasons_text(model.passed_over)})" if model.passed_over else ""
             print(f"eagle-run: on {model.backend}{over}", file=sys.stderr)
@@ -70,15 +68,15 @@ def _answer(args: argparse.Namespace) -> None:
             raise RequestError(
                 f"--habits is for method recycling, but method {method.name} drafts; add --method recycling"
             )
-        tracer, before = _Tracer(), model.counters()
+        tracer, before = None if args.trace is None else _Tracer(args.trace), model.counters()
         pieces = model.stream(
             _prompt(args),
-            on_cycle=tracer if args.trace is not None else None,
+            on_cycle=tracer,
             logit_bias=dict(args.logit_bias),
             **{name: getattr(args, name) for name in SETTINGS},
         )
-        if args.trace is not None:  # opened after all checks, so that a refused request leaves no file
-            tracer.file = stack.enter_context(_open_trace(args.trace))
+        if tracer is not None:  # opened after all checks, so that a refused request leaves no file
+            stack.enter_context(tracer)
         for piece in pieces:
             if not args.json:
                 ids = " ".join(map(str, piece.token_ids)) + " "
@@ -88,11 +86,22 @@ def _answer(args: argparse.Namespace) -> None:
 
 
 class _Tracer:
-    """Writes one JSON line per cycle."""
+    """Writes one JSON line per cycle to a file that is open within the block."""
 
-    def __init__(self) -> None:
-        self.file: TextIO | None = None
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: TextIO | None = None
         self._count = 0
+
+    def __enter__(self) -> _Tracer:
+        with _trace_errors(self._path):
+            self._file = Path(self._path).open("w", encoding="utf-8")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._file is not None
+        with _trace_errors(self._path):
+            self._file.close()
 
     def __call__(self, cycle: Cycle) -> None:
         tree, step = cycle.tree, cycle.step
@@ -110,9 +119,9 @@ class _Tracer:
                 "host": round(cycle.host_s * 1e3, 4),
             },
         }
-        assert self.file is not None
-        with _trace_errors(self.file.name):
-            print(json.dumps(row), file=self.file)
+        assert self._file is not None
+        with _trace_errors(self._path):
+            print(json.dumps(row), file=self._file)
         self._count += 1
 
 
@@ -181,17 +190,6 @@ def _read(path: str, what: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{what} {path} cannot be read as UTF-8 text ({error})") from None
-
-
-@contextlib.contextmanager
-def _open_trace(path: str) -> Iterator[TextIO]:
-    with _trace_errors(path):
-        file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115  (closed below, where its errors are its own)
-    try:
-        yield file
-    finally:
-        with _trace_errors(path):
-            file.close()
 
 
 @contextlib.contextmanager

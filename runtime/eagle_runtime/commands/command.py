@@ -126,8 +126,8 @@ def size(text: str) -> int:
 
 def model_options(args: argparse.Namespace) -> dict[str, Any]:
     """Those options, as `EagleModel.load` takes them."""
-    names = ("bundle", "backend", "context", "threads", "draft_bundle", "datastore", "habits")
-    return {name: getattr(args, name) for name in names}
+    names = ("bundle", "context", "threads", "draft_bundle", "datastore", "habits")
+    return {"backend": args.backend or AUTO, **{name: getattr(args, name) for name in names}}
 
 
 def print_line(program: str, message: str) -> None:
