@@ -16,9 +16,10 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from eagle_export.base.quiet import quiet
+from eagle_export.graphs.graphs import ProposingGraph
 from eagle_export.graphs.trace import OPSET, Expected, check_contract, clear_metadata, fold
 from eagle_export.heads.ahead import HeadsAhead
 from eagle_runtime.bundle.graph import ahead_inputs, ahead_outputs
@@ -26,23 +27,17 @@ from eagle_runtime.bundle.graph import ahead_inputs, ahead_outputs
 Logits = Callable[[Tensor], Tensor]
 
 
-class AheadGraph(nn.Module):
+class AheadGraph(ProposingGraph):
     """Heads that return the top k tokens of each row instead of logits over the vocabulary."""
 
     def __init__(self, head: HeadsAhead, top_k: int, logits: Logits | None = None) -> None:
-        """logits: what the target makes of the output of its LM head, if the heads have that."""
-        super().__init__()
+        """logits: as in ProposingGraph."""
+        super().__init__(top_k, logits)
         self.head = head
-        self.top_k = top_k
-        self.target_logits = logits
 
-    def best(self, depth: int, features: Tensor, paths: Tensor) -> tuple[Tensor, Tensor]:
+    def drafted(self, depth: int, features: Tensor, paths: Tensor) -> tuple[Tensor, Tensor]:
         """features [1,T,H], paths [1,T,depth + 1]. Returns log_probs [1,T,k] fp32 and token_ids [1,T,k]."""
-        scores = self.head.logits(depth, features, paths).float()
-        if self.target_logits is not None:
-            scores = self.target_logits(scores)
-        log_probs, ids = scores.log_softmax(-1).topk(self.top_k)
-        return log_probs, ids
+        return self.best(self.scores_of(self.head.logits(depth, features, paths)).log_softmax(-1))
 
 
 class MedusaGraph(AheadGraph):
@@ -51,7 +46,7 @@ class MedusaGraph(AheadGraph):
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """See the module."""
         nothing = torch.zeros(1, 1, 0, dtype=torch.int64)
-        rows = [self.best(depth, features, nothing) for depth in range(len(self.head.heads))]
+        rows = [self.drafted(depth, features, nothing) for depth in range(len(self.head.heads))]
         return torch.cat([row for row, _ in rows], 1), torch.cat([ids for _, ids in rows], 1)
 
 
@@ -60,7 +55,7 @@ class HydraGraph(AheadGraph):
 
     def forward(self, features: Tensor, paths: list[Tensor]) -> tuple[Tensor, ...]:
         """See the module."""
-        rows = [self.best(depth, features.expand(-1, of.shape[1], -1), of) for depth, of in enumerate(paths)]
+        rows = [self.drafted(depth, features.expand(-1, of.shape[1], -1), of) for depth, of in enumerate(paths)]
         return (*(log_probs for log_probs, _ in rows), *(ids for _, ids in rows))
 
 

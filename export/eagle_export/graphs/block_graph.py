@@ -9,31 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from eagle_export.graphs.graphs import full_mask
+from eagle_export.graphs.graphs import ProposingGraph, full_mask
 from eagle_export.heads.block import BlockHead, split_features
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.layers import Rows
 
 
-class BlockGraph(nn.Module):
+class BlockGraph(ProposingGraph):
     """A block head that returns the top k tokens of the rows in logit_rows. With transitions, those of the first
     position are given the root, and `scores` lets the runtime add the others: which token comes before is known only
     there."""
 
-    d2t: Tensor | None  # [Vd, 1], offset from draft to target id; None if both are the same
-
     def __init__(
         self, head: BlockHead, config: HeadConfig, top_k: int, logits: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        """logits: what the target makes of the output of its LM head, if the head borrows that."""
-        super().__init__()
+        """logits: as in ProposingGraph."""
+        super().__init__(top_k, logits)
         self.head = head
         self.config = config
-        self.top_k = top_k
-        self.target_logits = logits
-        self.register_buffer("d2t", None)
 
     def forward(
         self,
@@ -54,17 +49,14 @@ class BlockGraph(nn.Module):
         hidden = self.head(input_ids, position_ids, full_mask(tree_mask, context), context, state).index_select(
             1, logit_rows
         )
-        scores = self.head.logits(hidden).float()
-        if self.target_logits is not None:
-            scores = self.target_logits(scores)
+        scores = self.scores_of(self.head.logits(hidden))
         markov = self.head.markov_head
         if markov is not None:  # the first position follows the root
             root = markov.markov_w1(input_ids[:, :1]).transpose(1, 2)
             added = (markov.markov_w2.weight @ root).transpose(1, 2).float()  # so that no weight is transposed
             scores = scores + added * first_alone(logit_rows)
         scores = scores.log_softmax(-1)
-        log_probs, ids = scores.topk(self.top_k)
-        token_ids = ids if self.d2t is None else ids + nn.functional.embedding(ids, self.d2t).squeeze(-1)
+        log_probs, token_ids = self.best(scores)
         if markov is None:
             return log_probs, token_ids, new  # type: ignore[return-value]
         return log_probs, token_ids, scores, new  # type: ignore[return-value]

@@ -101,21 +101,42 @@ class TargetGraph(nn.Module):
         return {kind: masks[width] for kind, width in zip(self.config.layer_types, self.windows, strict=True)}
 
 
-class DraftGraph(nn.Module):
-    """A head that returns the top k tokens of the rows in logit_rows instead of logits over the vocabulary. For all
-    other rows it computes keys and values only, so that reading a prompt costs a fraction of drafting."""
+class ProposingGraph(nn.Module):
+    """A graph of a head that returns the top k tokens of its rows."""
 
     d2t: Tensor | None  # [Vd, 1], offset from draft to target id; None if both are the same
+
+    def __init__(self, top_k: int, logits: Callable[[Tensor], Tensor] | None) -> None:
+        """logits: what the target makes of the output of its LM head, if the head borrows that."""
+        super().__init__()
+        self.top_k = top_k
+        self.target_logits = logits
+        self.register_buffer("d2t", None)
+
+    def scores_of(self, logits: Tensor) -> Tensor:
+        """Returns the scores of the LM head's output, in fp32 for weights of any type: fp16 would round probabilities
+        near 1 to equal values."""
+        scores = logits.float()
+        return scores if self.target_logits is None else self.target_logits(scores)
+
+    def best(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+        """log_probs [1,R,Vd] -> the highest [1,R,k], and their token_ids [1,R,k] (target ids)."""
+        log_probs, ids = log_probs.topk(self.top_k)
+        if self.d2t is not None:
+            ids = ids + nn.functional.embedding(ids, self.d2t).squeeze(-1)
+        return log_probs, ids
+
+
+class DraftGraph(ProposingGraph):
+    """A head that returns the top k tokens of the rows in logit_rows instead of logits over the vocabulary. For all
+    other rows it computes keys and values only, so that reading a prompt costs a fraction of drafting."""
 
     def __init__(
         self, head: Eagle1Head | Eagle3Head, top_k: int, logits: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        """logits: what the target makes of the output of its LM head, if the head borrows that."""
-        super().__init__()
+        """logits: as in ProposingGraph."""
+        super().__init__(top_k, logits)
         self.head = head
-        self.top_k = top_k
-        self.target_logits = logits
-        self.register_buffer("d2t", None)
 
     def forward(
         self,
@@ -128,14 +149,7 @@ class DraftGraph(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, list[Rows]]:
         """Returns log_probs [1,R,k] fp32, token_ids [1,R,k] (target ids), hidden [1,R,Hd], and new rows per layer."""
         hidden, new = self.head(input_ids, features, position_ids, full_mask(tree_mask, past), past, logit_rows)
-        # Scores in fp32 for weights of any type: fp16 would round probabilities near 1 to equal values.
-        scores = self.head.logits(hidden).float()
-        if self.target_logits is not None:
-            scores = self.target_logits(scores)
-        log_probs, ids = scores.log_softmax(-1).topk(self.top_k)
-        if self.d2t is not None:
-            ids = ids + nn.functional.embedding(ids, self.d2t).squeeze(-1)
-        return log_probs, ids, hidden, new
+        return *self.best(self.scores_of(self.head.logits(hidden)).log_softmax(-1)), hidden, new
 
 
 def full_mask(tree_mask: Tensor, past: list[Rows]) -> Tensor:
