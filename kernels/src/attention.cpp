@@ -353,27 +353,11 @@ ort::Status plan(const void* what, Pass* pass) {
   return nullptr;
 }
 
-constexpr ort::CustomOp OPERATOR = {
-    ort::OP_VERSION,
-    nullptr,
-    [](const ort::CustomOp*) { return "ExactTreeAttention"; },
-    [](const ort::CustomOp*) -> const char* { return nullptr; },
-    [](const ort::CustomOp*, size_t i) { return int(i == 5 ? ort::INT64 : i == 3 || i == 4 ? ort::ANY : ort::FLOAT); },
-    [](const ort::CustomOp*) -> size_t { return 9; },
-    [](const ort::CustomOp*, size_t) { return int(ort::FLOAT); },
-    [](const ort::CustomOp*) -> size_t { return 3; },
-    nullptr,
-    destroy_steps,
-    [](const ort::CustomOp*, size_t i) { return i < 7 ? 0 : 1; },
-    [](const ort::CustomOp*, size_t) { return 0; },
-    [](const ort::CustomOp*, size_t) { return 0; },
-    [](const ort::CustomOp*) { return 0; },
-    [](const ort::CustomOp*) { return 0; },
-    [](const ort::CustomOp*) { return 0; },
-    [](const ort::CustomOp*) { return 0; },
-    [](const ort::CustomOp*, const void*, const void* info, void** kernel) { return create_one(ATTENTION, info, kernel); },
-    compute_steps,
-};
+constexpr Operator DECLARED = {
+    "ExactTreeAttention", 9, 7, 3, 3,
+    [](size_t i) { return int(i == 5 ? ort::INT64 : i == 3 || i == 4 ? ort::ANY : ort::FLOAT); }, false};
+constexpr ort::CustomOp OPERATOR = declaration<DECLARED>(
+    [](const ort::CustomOp*, const void*, const void* info, void** kernel) { return create_one(ATTENTION, info, kernel); });
 }  // namespace
 
 const Kind ATTENTION = {9, [](int) { return true; }, create, [](void* what) { unmake(static_cast<Heads*>(what)); }, plan};

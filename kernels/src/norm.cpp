@@ -76,27 +76,9 @@ ort::Status plan(const void* what, Pass* pass) {
   return nullptr;
 }
 
-constexpr ort::CustomOp OPERATOR = {
-    ort::OP_VERSION,
-    nullptr,
-    [](const ort::CustomOp*) { return "RowExactNorm"; },
-    [](const ort::CustomOp*) -> const char* { return nullptr; },
-    [](const ort::CustomOp*, size_t) { return int(ort::FLOAT); },
-    [](const ort::CustomOp*) -> size_t { return INPUTS; },
-    [](const ort::CustomOp*, size_t) { return int(ort::FLOAT); },
-    [](const ort::CustomOp*) -> size_t { return 1; },
-    nullptr,
-    destroy_steps,
-    [](const ort::CustomOp*, size_t i) { return i < 2 ? 0 : 1; },
-    [](const ort::CustomOp*, size_t) { return 0; },
-    [](const ort::CustomOp*, size_t) { return 0; },
-    [](const ort::CustomOp*) { return 0; },
-    [](const ort::CustomOp*) { return 0; },
-    [](const ort::CustomOp*) { return 0; },
-    [](const ort::CustomOp*) { return 0; },
-    [](const ort::CustomOp*, const void*, const void* info, void** kernel) { return create_one(NORMS, info, kernel); },
-    compute_steps,
-};
+constexpr Operator DECLARED = {"RowExactNorm", INPUTS, 2, 1, 1, [](size_t) { return int(ort::FLOAT); }, false};
+constexpr ort::CustomOp OPERATOR = declaration<DECLARED>(
+    [](const ort::CustomOp*, const void*, const void* info, void** kernel) { return create_one(NORMS, info, kernel); });
 }  // namespace
 
 const Kind NORMS = {INPUTS, [](int i) { return i != FACTORS; }, create, [](void* what) { unmake(static_cast<Norm*>(what)); },

@@ -357,29 +357,11 @@ ort::Status plan(const void* what, Pass* pass) {
   return nullptr;
 }
 
-constexpr ort::CustomOp OPERATOR = {
-    ort::OP_VERSION,
-    nullptr,
-    [](const ort::CustomOp*) { return "RowExactMatMul"; },
-    [](const ort::CustomOp*) -> const char* { return nullptr; },
-    [](const ort::CustomOp*, size_t i) {
-      return int(i == 0 || i >= NORM ? ort::FLOAT : i % 3 == 2 ? ort::FLOAT16 : ort::UINT8);
-    },
-    [](const ort::CustomOp*) -> size_t { return INPUTS; },
-    [](const ort::CustomOp*, size_t) { return int(ort::FLOAT); },
-    [](const ort::CustomOp*) -> size_t { return MOST; },
-    nullptr,
-    destroy_steps,
-    [](const ort::CustomOp*, size_t i) { return i < 3 ? 0 : 1; },
-    [](const ort::CustomOp*, size_t i) { return i < 1 ? 0 : 1; },
-    [](const ort::CustomOp*, size_t) { return 0; },
-    [](const ort::CustomOp*) { return 0; },
-    [](const ort::CustomOp*) { return 0; },
-    [](const ort::CustomOp*) { return 0; },
-    [](const ort::CustomOp*) { return 0; },
-    [](const ort::CustomOp*, const void*, const void* info, void** kernel) { return create_one(PRODUCT, info, kernel); },
-    compute_steps,
-};
+constexpr Operator DECLARED = {
+    "RowExactMatMul", INPUTS, 3, MOST, 1,
+    [](size_t i) { return int(i == 0 || i >= NORM ? ort::FLOAT : i % 3 == 2 ? ort::FLOAT16 : ort::UINT8); }, false};
+constexpr ort::CustomOp OPERATOR = declaration<DECLARED>(
+    [](const ort::CustomOp*, const void*, const void* info, void** kernel) { return create_one(PRODUCT, info, kernel); });
 }  // namespace
 
 const Kind PRODUCT = {INPUTS, [](int i) { return i == 0 || i == UP || i == ADDED; }, create,

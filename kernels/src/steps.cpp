@@ -255,27 +255,9 @@ ort::Status compute_steps(void* kernel, void* context) {
 }
 
 namespace {
-constexpr ort::CustomOp OPERATOR = {
-    ort::OP_VERSION,
-    nullptr,
-    [](const ort::CustomOp*) { return "RowExactSteps"; },
-    [](const ort::CustomOp*) -> const char* { return nullptr; },
-    [](const ort::CustomOp*, size_t i) { return i == 0 ? int(ort::INT64) : int(ort::ANY); },
-    [](const ort::CustomOp*) -> size_t { return 2; },
-    [](const ort::CustomOp*, size_t) { return int(ort::FLOAT); },
-    [](const ort::CustomOp*) -> size_t { return 1; },
-    nullptr,
-    destroy_steps,
-    [](const ort::CustomOp*, size_t i) { return i == 0 ? 0 : 2; },
-    [](const ort::CustomOp*, size_t) { return 2; },
-    [](const ort::CustomOp*, size_t) { return 0; },
-    [](const ort::CustomOp*) { return 1; },
-    [](const ort::CustomOp*) { return 0; },
-    [](const ort::CustomOp*) { return 1; },
-    [](const ort::CustomOp*) { return 1; },
-    create,
-    compute_steps,
-};
+constexpr Operator DECLARED = {
+    "RowExactSteps", 2, 1, 1, 1, [](size_t i) { return int(i == 0 ? ort::INT64 : ort::ANY); }, true};
+constexpr ort::CustomOp OPERATOR = declaration<DECLARED>(create);
 }  // namespace
 
 const ort::CustomOp* steps_operator() { return &OPERATOR; }

@@ -93,4 +93,35 @@ ort::Status create_one(const Kind& kind, const void* info, void** kernel);
 void destroy_steps(void* kernel);
 ort::Status compute_steps(void* kernel, void* context);
 
+// An operator as it is declared to ONNX Runtime. Its outputs are fp32.
+struct Operator {
+  const char* name;
+  size_t inputs, required, outputs, certain;  // required, certain: how many inputs and outputs every node has
+  int (*type)(size_t input);
+  bool variadic;  // the last input and output stand for any number of them
+};
+template <const Operator& op>
+constexpr ort::CustomOp declaration(ort::Status (*create)(const ort::CustomOp*, const void*, const void*, void**)) {
+  using Op = const ort::CustomOp*;
+  return {ort::OP_VERSION,
+          nullptr,
+          [](Op) { return op.name; },
+          [](Op) -> const char* { return nullptr; },
+          [](Op, size_t i) { return op.type(i); },
+          [](Op) { return op.inputs; },
+          [](Op, size_t) { return int(ort::FLOAT); },
+          [](Op) { return op.outputs; },
+          nullptr,
+          destroy_steps,
+          [](Op, size_t i) { return op.variadic && i + 1 == op.inputs ? 2 : i < op.required ? 0 : 1; },
+          [](Op, size_t i) { return op.variadic ? 2 : i < op.certain ? 0 : 1; },
+          [](Op, size_t) { return 0; },
+          [](Op) { return int(op.variadic); },
+          [](Op) { return 0; },
+          [](Op) { return int(op.variadic); },
+          [](Op) { return int(op.variadic); },
+          create,
+          compute_steps};
+}
+
 }  // namespace eagle
