@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 from abc import abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from eagle_runtime.core.cache import ALIGNMENT, STEP, Cache, HeadMajorCache, KVCache, aligned_empty
+from eagle_runtime.core.cache import ALIGNMENT, FIRST, STEP, Cache, HeadMajorCache, KVCache, aligned_empty
 
 LAYERS, CAPACITY, HEADS, WIDTH = 2, 12, 2, 4
 MANY = 3 * STEP - 10
@@ -71,6 +74,10 @@ class CacheMachine(RuleBasedStateMachine):
         length = data.draw(st.integers(0, self.cache.length))
         self.cache.truncate(length)
         del self.expected[length:]
+
+    @rule(data=st.data())
+    def fit(self, data: st.DataObject) -> None:
+        self.cache.fit(data.draw(st.integers(self.cache.length, self.cache.capacity)))
 
     @invariant()
     def rows_are_those_of_the_list(self) -> None:
@@ -209,6 +216,70 @@ def test_a_layout_stays_where_columns_that_are_not_committed_are_not_read() -> N
     cache.truncate(0)
     cache.shrink()
     assert cache.columns == cache.nbytes == 0
+
+
+@pytest.mark.parametrize("all_read", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])
+def test_memory_that_a_shorter_text_does_not_need_is_freed(all_read: bool, dtype: npt.DTypeLike) -> None:
+    """Otherwise a server's conversations all come to hold as much as the longest text that each of them ever had."""
+    cache = HeadMajorCache(LAYERS, 20 * STEP, HEADS, WIDTH, PIECES, dtype, all_read=all_read)
+    cache.pretend(18 * STEP)
+    for number, array in enumerate(cache.arrays):
+        array[:] = np.arange(array.size, dtype=np.int64).reshape(array.shape) % 120 + number
+    cache.truncate(STEP + 3)
+    before, most = cache.read(), cache.nbytes
+    cache.fit(11 * STEP)
+    assert cache.nbytes == most
+    cache.fit(8 * STEP)
+    assert cache.nbytes == most * 8 // 20
+    cache.fit(STEP + 3)
+    assert cache.nbytes == most * FIRST // (20 * STEP)
+    for array, kept in zip(cache.read(), before, strict=True):
+        np.testing.assert_array_equal(array, kept)
+    assert cache.past == (*(array.ctypes.data for array in cache.arrays), cache.columns)
+    assert cache.columns <= FIRST and not (all_read and any(a[:, :, :, cache.length :].any() for a in cache.arrays))
+    with pytest.raises(AssertionError):
+        cache.fit(STEP)
+
+
+def test_rows_of_memory_that_a_shorter_text_does_not_need_are_freed() -> None:
+    cache = KVCache(LAYERS, 4 * FIRST, HEADS, WIDTH)
+    cache.make_room(4 * FIRST)
+    cache.rows[:] = np.arange(4 * FIRST, dtype=np.float32)[:, None, None]
+    cache.advance(5)
+    cache.fit(3 * FIRST)
+    assert cache.rows.shape[1] == 4 * FIRST
+    cache.fit(6)
+    assert cache.rows.shape[1] == FIRST and cache.addresses[0] == cache.rows.ctypes.data
+    np.testing.assert_array_equal(cache.rows[0, :5, 0, 0], range(5))
+
+
+def test_caches_of_a_session_share_the_place_of_new_rows() -> None:
+    first = HeadMajorCache(LAYERS, 20 * STEP, HEADS, WIDTH, PIECES)
+    second = HeadMajorCache(LAYERS, 20 * STEP, HEADS, WIDTH, PIECES, new_rows=first.new_rows)
+    for tag, cache in enumerate((first, second), 1):
+        cache.expect(2)
+        for array in cache.written:
+            array[:] = tag
+        cache.advance(2)
+    assert first.new == second.new
+    assert (first.read()[0] == 1).all() and (second.read()[1] == 2).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another system does not tell")
+def test_the_system_has_the_memory_of_a_large_array_back() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    size = 16 << 20  # which malloc keeps once it has seen some
+    kept = []
+    before = resident()
+    for _ in range(4):
+        array = aligned_empty((size,), np.uint8)
+        array[:] = 1
+        kept.append(aligned_empty((64,), np.uint8))  # after it in malloc's memory, which it would hold
+        del array
+    assert resident() - before < size // 2
 
 
 def test_keys_and_values_are_contiguous_arrays() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import mmap
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,15 +19,33 @@ ALIGNMENT = 256  # bytes; what TensorRT requires of a tensor's address, and a mu
 STEP = 64  # a head-major layout grows by at least so many rows,
 SPARE = 16  # or by one row in so many
 FIRST = 256  # rows that a cache in host memory is allocated for at first; then it doubles
+MAPPED = 1 << 20  # bytes of an array from which on it has memory of its own,
+HUGE = 4 << 20  # and from which on in huge pages, as NumPy asks for them
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
     """Returns an uninitialised array whose first byte lies on an ALIGNMENT boundary. The operating system provides its
-    pages when they are first written."""
+    pages when they are first written, and has those of a large array back as soon as nothing refers to it. Raises
+    MemoryError."""
     nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    raw = _mapped(nbytes) if nbytes >= MAPPED else np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def _mapped(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Memory straight from the operating system. Caches grow and shrink all the time, in every thread of a server, and
+    malloc would keep what they leave for each thread apart."""
+    try:
+        if sys.platform == "win32":
+            memory = mmap.mmap(-1, nbytes)
+        else:
+            memory = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:
+        raise MemoryError(f"{nbytes / 1e6:.1f} MB for keys and values cannot be allocated") from None
+    if sys.platform == "linux" and nbytes >= HUGE:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
 
 
 def _nothing(_: int) -> None:
@@ -64,6 +84,11 @@ class Cache(ABC):
     def shrink(self) -> None:
         """Free what an empty cache does not need."""
         assert self.length == 0
+
+    def fit(self, rows: int) -> None:
+        """Free what a text of `rows` rows does not need, where that is half or more of what is allocated. The committed
+        rows, which are of that text, stay."""
+        assert self.length <= rows
 
     def read(self) -> list[npt.NDArray[np.generic]]:
         """Returns a copy of the committed rows: arrays whose axis ROWS_AXIS counts rows. Caches of one class and model
@@ -150,14 +175,24 @@ class KVCache(Cache):
 
     def make_room(self, rows: int) -> None:
         """See that `rows` more rows can be written after the committed ones."""
-        arrays, allocated, *shape = self.rows.shape
+        allocated = self.rows.shape[1]
         if (needed := self.length + rows) <= allocated:
             return
         allocated = max(needed, min(max(2 * allocated, FIRST), self.capacity))
         self._before_growth(self.token_bytes * allocated - self.rows.nbytes)
-        grown = aligned_empty((arrays, allocated, *shape), self.rows.dtype)
-        grown[:, : self.length] = self.rows[:, : self.length]
-        self.rows = grown
+        self._reallocate(allocated)
+
+    def fit(self, rows: int) -> None:
+        super().fit(rows)
+        needed = min(max(rows, FIRST), self.capacity)
+        if 2 * needed <= self.rows.shape[1]:
+            self._reallocate(needed)
+
+    def _reallocate(self, allocated: int) -> None:
+        arrays, _, *shape = self.rows.shape
+        moved = aligned_empty((arrays, allocated, *shape), self.rows.dtype)
+        moved[:, : self.length] = self.rows[:, : self.length]
+        self.rows = moved
         self.addresses = self._addresses()
 
     def read(self) -> list[npt.NDArray[np.generic]]:
@@ -182,6 +217,33 @@ class KVCache(Cache):
         self.rows[:, self.length : self.length + len(path)] = self.rows[:, self.length + path]
 
 
+class NewRows:
+    """Where forward passes write their rows before they are committed. The caches of a session share it: what a pass
+    has written is committed or dropped before the next one runs."""
+
+    def __init__(
+        self, layers: int, shapes: Sequence[tuple[int, int, int]], dtypes: Sequence[np.dtype[np.generic]]
+    ) -> None:
+        """shapes: (kv_heads, pieces, width) of each array."""
+        self._shapes = [(layers, heads, pieces * width) for heads, pieces, width in shapes]
+        self._stores = [aligned_empty((0,), kind) for kind in dtypes]
+        self._made_for: dict[int, tuple[list[npt.NDArray[np.generic]], tuple[int, ...]]] = {}  # of numbers of rows
+
+    def of(self, rows: int) -> tuple[list[npt.NDArray[np.generic]], tuple[int, ...]]:
+        """Returns the arrays [layers, rows, kv_heads, pieces * width] of a pass of so many rows, and where they begin
+        and how many rows they have."""
+        if rows not in self._made_for:
+            shapes = [(layers, rows, heads, width) for layers, heads, width in self._shapes]
+            if math.prod(shapes[0]) > self._stores[0].size:
+                self._made_for.clear()
+                pairs = zip(shapes, self._stores, strict=True)
+                self._stores = [aligned_empty((math.prod(shape),), store.dtype) for shape, store in pairs]
+            pairs = zip(shapes, self._stores, strict=True)
+            arrays = [store[: math.prod(shape)].reshape(shape) for shape, store in pairs]
+            self._made_for[rows] = arrays, (*(array.ctypes.data for array in arrays), rows)
+        return self._made_for[rows]
+
+
 class HeadMajorCache(Cache):
     """A cache in host memory with the rows of each attention head together, as exact attention reads them
     (eagle_export.recipes).
@@ -192,9 +254,9 @@ class HeadMajorCache(Cache):
     committed hold zeros. When more rows are committed they are laid out anew, for STEP more rows or one more in SPARE:
     then moving rows costs about as much per token as reading unused columns. For a graph that reads committed columns
     alone they are laid out for as many as are allocated. `written` holds the rows of the last forward pass, as one
-    array [layers, T, kv_heads, pieces * width] for each. past, new: where `arrays` and `written` begin, and their
-    columns and rows; the same object as long as they stay there. If dtype is float16, `written` may be in float32, with
-    values that float16 has."""
+    array [layers, T, kv_heads, pieces * width] for each, in `new_rows`. past, new: where `arrays` and `written` begin,
+    and their columns and rows; the same object as long as they stay there. If dtype is float16, `written` may be in
+    float32, with values that float16 has."""
 
     def __init__(
         self,
@@ -208,10 +270,11 @@ class HeadMajorCache(Cache):
         written_dtype: npt.DTypeLike | None = None,
         all_read: bool = True,
         in_place: bool = False,
+        new_rows: NewRows | None = None,
     ) -> None:
         """written_dtype: of keys and values as passes write them; None for dtype. all_read: whether the graph reads
         columns that are not committed too. in_place: whether passes put new rows into the columns after the committed
-        ones too; then all_read is False."""
+        ones too; then all_read is False. new_rows: of another cache of the same session; None makes some."""
         super().__init__(capacity)
         self.in_place = in_place
         self._all_read = all_read
@@ -222,12 +285,10 @@ class HeadMajorCache(Cache):
         if np.int8 in dtypes:
             self._shapes = [(kv_heads, head_dim, 1), (kv_heads, 1, head_dim), (kv_heads, 1, 1), (kv_heads, 1, 1)]
             dtypes += [np.dtype(np.float32)] * 2
-        self._allocated = min(FIRST, self._most)
         self._dtypes = dtypes
-        self._reallocate()
+        self._reallocate(min(FIRST, self._most))
         written = dtypes if written_dtype is None else [np.dtype(written_dtype)] * len(dtypes)
-        self._new_stores = [aligned_empty((0,), kind) for kind in written]
-        self._made_for: dict[int, tuple[list[npt.NDArray[np.generic]], tuple[int, ...]]] = {}  # of numbers of rows
+        self.new_rows = NewRows(layers, self._shapes, written) if new_rows is None else new_rows
         self._show(0)
         self.expect(0)
 
@@ -246,8 +307,7 @@ class HeadMajorCache(Cache):
 
     def shrink(self) -> None:
         super().shrink()
-        self._allocated = 0
-        self._reallocate()
+        self._reallocate(0)
         self._show(0)
 
     def read(self) -> list[npt.NDArray[np.generic]]:
@@ -266,16 +326,7 @@ class HeadMajorCache(Cache):
         """Give `written` the size that a forward pass over `rows` rows needs, and `arrays` a column at least."""
         if self.columns == 0:
             self._lay_out(1)
-        if rows not in self._made_for:
-            shapes = [(self._layers, rows, heads, pieces * width) for heads, pieces, width in self._shapes]
-            if math.prod(shapes[0]) > self._new_stores[0].size:
-                self._made_for.clear()
-                pairs = zip(shapes, self._new_stores, strict=True)
-                self._new_stores = [aligned_empty((math.prod(shape),), store.dtype) for shape, store in pairs]
-            pairs = zip(shapes, self._new_stores, strict=True)
-            written = [store[: math.prod(shape)].reshape(shape) for shape, store in pairs]
-            self._made_for[rows] = written, (*(array.ctypes.data for array in written), rows)
-        self.written, self.new = self._made_for[rows]
+        self.written, self.new = self.new_rows.of(rows)
 
     def make_room(self, rows: int) -> None:
         """Have columns for `rows` rows that a pass is about to put there, if it does."""
@@ -305,6 +356,13 @@ class HeadMajorCache(Cache):
             for array in self.arrays:
                 array[:, :, :, length:before] = 0
 
+    def fit(self, rows: int) -> None:
+        super().fit(rows)
+        needed = min(-(-max(rows, FIRST) // STEP) * STEP, self._most)
+        if 2 * needed <= self._allocated:
+            self._reallocate(needed)
+            self._move(min(self.columns, needed))
+
     def pretend(self, length: int) -> None:
         super().truncate(0)
         self._lay_out(max(length, 1))
@@ -320,12 +378,13 @@ class HeadMajorCache(Cache):
         past = (*(array.ctypes.data for array in arrays), columns)
         self.arrays, self._by_rows, self.past = arrays, by_rows, past  # all or, after an interrupt, none
 
-    def _reallocate(self) -> None:
-        """Make the arrays' memory new, [layers, values] for the allocated columns of each."""
-        sizes = [self._allocated * math.prod(shape) for shape in self._shapes]
+    def _reallocate(self, allocated: int) -> None:
+        """Make the arrays' memory new, [layers, values] for so many columns of each."""
+        sizes = [allocated * math.prod(shape) for shape in self._shapes]
         self._stores = [
             aligned_empty((self._layers, size), kind) for size, kind in zip(sizes, self._dtypes, strict=True)
         ]
+        self._allocated = allocated
 
     def _lay_out(self, rows: int) -> None:
         """Lay the arrays out for at least `rows` rows, and some to spare."""
@@ -333,12 +392,15 @@ class HeadMajorCache(Cache):
         if columns > self._allocated:
             allocated = max(columns, min(max(2 * self._allocated, FIRST), self._most))
             self._before_growth(self.token_bytes * (allocated - self._allocated))
-            self._allocated = allocated
-            self._reallocate()
+            self._reallocate(allocated)
         if not self._all_read:
             columns = self._allocated
             if columns == self.columns:
                 return
+        self._move(columns)
+
+    def _move(self, columns: int) -> None:
+        """Make the arrays views of their storage for so many columns, with the rows that they have."""
         before = self.arrays
         self._show(columns)
         for old, new, (heads, pieces, _) in zip(before, self.arrays, self._shapes, strict=True):

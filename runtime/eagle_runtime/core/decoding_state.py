@@ -71,6 +71,8 @@ class DecodingState:
         last: rows of each chunk whose logits are wanted (Target.read). others: returns how many other texts wait while
         a chunk is read; it is a short one then."""
         start = self.reused = self.align(ids)
+        for cache in self.caches:
+            cache.fit(len(ids))
         while start < len(ids):
             size = min(self.target.chunk, SHORT_CHUNK) if others() else self.target.chunk
             chunk = ids[start : start + size]

@@ -28,6 +28,7 @@ from eagle_runtime.core.session import Array, JoiningSession, Rows, Session
 from eagle_runtime.sampling.sampler import Sampler
 
 PREFILL_CHUNK = 512  # rows of one prefill pass: bounds the T x T mask and the activations
+NATIVE_CHUNK = 256  # with the native operators: 512 rows save 2 % of the time and take 27 MB more (SmolLM2-135M, int4)
 # The same where attention is exact, which it is for no more new rows (eagle_export.recipes.attention), and while other
 # texts decode, which wait for it.
 SHORT_CHUNK = 64

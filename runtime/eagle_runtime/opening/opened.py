@@ -14,7 +14,7 @@ from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.engines import Engines
 from eagle_runtime.core.head import HeadOfText
 from eagle_runtime.core.session import Session
-from eagle_runtime.core.target import PREFILL_CHUNK, SHORT_CHUNK, Target
+from eagle_runtime.core.target import NATIVE_CHUNK, PREFILL_CHUNK, SHORT_CHUNK, Target
 from eagle_runtime.drafting.acceptance import Acceptance
 from eagle_runtime.drafting.cost_learning import unknown
 from eagle_runtime.drafting.cost_prior import prior_costs
@@ -176,6 +176,6 @@ def _models(
     sessions: tuple[Session, ...], manifest: Manifest, context: int, transitions: Transitions | None
 ) -> tuple[Target, HeadOfText | None]:
     session, *heads = sessions
-    in_short_chunks = getattr(session, "exact", False) and not getattr(session, "native", False)
-    target = Target(session, context, SHORT_CHUNK if in_short_chunks else PREFILL_CHUNK)
+    exact, native = getattr(session, "exact", False), getattr(session, "native", False)
+    target = Target(session, context, NATIVE_CHUNK if native else SHORT_CHUNK if exact else PREFILL_CHUNK)
     return target, head_of(heads[0], manifest, context, SCRATCH, transitions) if heads else None

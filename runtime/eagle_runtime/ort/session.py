@@ -15,7 +15,7 @@ from eagle_runtime.base.errors import BackendError
 from eagle_runtime.base.tree import hiding
 from eagle_runtime.bundle.graph import OPERATORS
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, pieces_of
-from eagle_runtime.core.cache import HeadMajorCache, KVCache, aligned_empty
+from eagle_runtime.core.cache import HeadMajorCache, KVCache, NewRows, aligned_empty
 from eagle_runtime.core.row_padding import RowPadding, pad_rows
 from eagle_runtime.core.session import Array, Session
 from eagle_runtime.machine.huge_pages import huge_pages
@@ -174,6 +174,7 @@ class OrtSession(BoundSession):
         self._past_specs = [spec.inputs[name] for name in self._past_names]
         self._pieces = pieces_of(spec)
         self.exact = self._pieces is not None
+        self._new_rows: NewRows | None = None  # of all caches
         self._by_rows: dict[int, Bound] = {}  # of the numbers of rows that trees have
         self._announce = None if operators is None else operators.announce_texts
         self.joins = self.exact and self._announce is not None
@@ -184,8 +185,16 @@ class OrtSession(BoundSession):
         shape = self._layers, capacity, *self._row_shape, self._pieces
         kept = self._past_specs[0].dtype
         written = None if kept == "int8" else self._row.dtype
-        in_place = self._announce is not None
-        return HeadMajorCache(*shape, kept, written_dtype=written, all_read=not self.native, in_place=in_place)
+        cache = HeadMajorCache(
+            *shape,
+            kept,
+            written_dtype=written,
+            all_read=not self.native,
+            in_place=self._announce is not None,
+            new_rows=self._new_rows,
+        )
+        self._new_rows = cache.new_rows
+        return cache
 
     def run(self, feeds: Mapping[str, Any], cache: KVCache | HeadMajorCache) -> dict[str, Array]:
         count, wanted = len(feeds[self._rows_input]), len(feeds["logit_rows"])
