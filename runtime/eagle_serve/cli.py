@@ -22,6 +22,7 @@ from eagle_runtime.commands.command import (
     size,
 )
 from eagle_runtime.text.call_formats import FORMATS
+from eagle_serve.allocator import keep_one_heap
 from eagle_serve.log_lines import logged
 from eagle_serve.options import Options
 
@@ -37,6 +38,7 @@ def run(args: argparse.Namespace) -> None:
     """Listen at once, load the model meanwhile, and serve until a signal."""
     options = options_of(args)
     _check_host(args.host, options)
+    keep_one_heap()
     with logged(args.log_json):
         _serve(args, options)
 
