@@ -1,10 +1,13 @@
 """Tokens per second of several answers at once, beside llama.cpp and PyTorch with the same weights:
 
-    python -m eagle_tools.batches BUNDLE --prompts QUESTIONS --target FOLDER --widths 1,2,4,8
+    python -m eagle_tools.batches BUNDLE --prompts QUESTIONS --target FOLDER --llama-server PROGRAM --widths 1,2,4,8
 
 Groups of `width` prompts are answered one group after another, greedily, each answer with the same number of tokens; a
 group's time counts from the reading of its prompts to the end of its last answer. All systems take turns group by
-group. Every answer of ours is compared with the one that its request gets alone, without drafts."""
+group. Every answer of ours is compared with the one that its request gets alone, without drafts.
+
+With --llama-server the same requests also go over HTTP: to llama.cpp's server, with as many slots as there are requests
+at once, and to eagle-serve (served.py). Several bundles, each with its --target, make one table each."""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +23,16 @@ from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import Parser, run_command
 from eagle_runtime.machine.user_cache import cache_folder
+from eagle_tools.bench.machine import describe
 from eagle_tools.markdown import markdown_table
 from eagle_tools.peers.convert import convert
 from eagle_tools.peers.engine import LLAMA_CPP, Format
+from eagle_tools.peers.gguf_tokens import with_tokens
 from eagle_tools.peers.source import open_source
 from eagle_tools.questions import read_sets
+from eagle_tools.served import check_program, eagle_serve, llama_server, served
 
+ROOM = 8  # tokens of a context beyond a prompt and its answer
 Answers = list[list[int]]
 Answer = Callable[[Sequence[list[int]], int], Answers]  # prompts, tokens of each answer
 
@@ -121,12 +129,12 @@ def pytorch(folder: Path, threads: int) -> Answer:
 
 
 def measure(systems: dict[str, Answer], prompts: Sequence[list[int]], width: int, count: int) -> list[Timed]:
-    """Answer the prompts in whole groups, the systems by turns; the first group once more before, which is not
-    counted."""
+    """Answer the prompts in whole groups, the systems by turns. Before, each answers the first group without its first
+    tokens, which is not counted: so a server that keeps what it has read knows none of the prompts."""
     groups = [prompts[first : first + width] for first in range(0, len(prompts) - width + 1, width)]
     timed = {name: Timed(name, width, [], []) for name in systems}
     for answer in systems.values():
-        answer(groups[0], count)
+        answer([ids[1:] for ids in groups[0]], count)
     for group in groups:
         for name, answer in systems.items():
             began = time.perf_counter()
@@ -136,40 +144,83 @@ def measure(systems: dict[str, Answer], prompts: Sequence[list[int]], width: int
     return list(timed.values())
 
 
-def peers(args: argparse.Namespace, prompts: Sequence[list[int]], threads: int, width: int) -> dict[str, Answer]:
-    """The other systems with the weights of --target, if that is given. Raises RequestError."""
-    if args.target is None:
-        return {}
-    (made,) = convert(
-        open_source(args.target), [Format(LLAMA_CPP, args.format)], cache_folder() / "peers", threads, print
-    )
-    room = max(map(len, prompts)) + args.max_new_tokens
-    return {
-        f"llama.cpp {args.format}": llama(made.path, threads, room, width),
-        "PyTorch fp32": pytorch(args.target, threads),
-    }
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A bundle, and the same weights as other systems take them; None: they are not compared."""
+
+    bundle: Path
+    target: Path | None
+
+
+def ours_at(model: EagleModel, pair: Pair, width: int, room: int, http: bool, stack: ExitStack) -> dict[str, Answer]:
+    """Our systems by name; those over HTTP run until the stack is closed."""
+    systems = {}
+    for name, method in (("vanilla", "vanilla"), (model.default_method, None)):
+        systems[f"ours, {name}"] = ours(model, method)
+    if http:
+        for name in ("vanilla", model.default_method):
+            command = eagle_serve(pair.bundle, name, width, model.threads or 1, room)
+            systems[f"eagle-serve, {name}"] = stack.enter_context(served(command)).answers
+    return systems
+
+
+def llama_at(
+    args: argparse.Namespace, target: Path, threads: int, width: int, room: int, stack: ExitStack
+) -> dict[str, Answer]:
+    """llama.cpp with a target's weights, in this process or as the server that was given. Raises RequestError."""
+    formats = [Format(LLAMA_CPP, args.format)]
+    (made,) = convert(open_source(target), formats, args.peer_folder or cache_folder() / "peers", threads, print)
+    if args.llama_server is None:
+        return {f"llama.cpp {args.format}": llama(made.path, threads, room, width)}
+    weights = with_tokens(made.path, target / "tokenizer.json")
+    command = llama_server(args.llama_server, weights, width, threads, room)
+    return {f"llama-server {args.format}": stack.enter_context(served(command)).answers}
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints a table, systems by widths, and how many of our answers differ."""
-    with EagleModel.load(args.bundle, backend=args.backend, check_hashes="once") as model:
-        questions = read_sets(args.prompts, args.count)
-        texts = [model.text.encode([{"role": "user", "content": one.turns[0]}]) for one in questions]
-        prompts = [ids[: args.most_prompt] for ids in texts][: args.total]
+    """Prints a table of each bundle, systems by widths, and how many of our answers differ."""
+    targets = args.target or [None] * len(args.bundle)
+    if len(targets) != len(args.bundle):
+        raise RequestError(f"there are {len(args.bundle)} bundles but {len(targets)} --target; give one for each")
+    if args.llama_server is not None:
+        if not args.target:
+            raise RequestError("--llama-server needs the weights to serve; give --target FOLDER for each bundle")
+        check_program(args.llama_server)
+    for bundle, target in zip(args.bundle, targets, strict=True):
+        _table(args, Pair(bundle, target))
+
+
+def _table(args: argparse.Namespace, pair: Pair) -> None:
+    with EagleModel.load(pair.bundle, backend=args.backend, threads=args.threads, check_hashes="once") as model:
+        prompts = [_prompt(model, one.turns[0])[: args.most_prompt] for one in read_sets(args.prompts, args.count)]
+        prompts = prompts[: args.total]
         if len(prompts) < max(args.widths):
             raise RequestError(f"there are {len(prompts)} prompts, but a width of {max(args.widths)}; raise --count")
-        mine = {"ours, vanilla": ours(model, "vanilla"), f"ours, {model.default_method}": ours(model, None)}
-        alone = [mine["ours, vanilla"]([ids], args.max_new_tokens)[0] for ids in prompts]
+        count, threads = args.max_new_tokens, model.threads or 1
+        room = max(map(len, prompts)) + count + ROOM
+        alone = [ours(model, "vanilla")([ids], count)[0] for ids in prompts]
+        torch = {} if pair.target is None else {"PyTorch fp32": pytorch(pair.target, threads)}
         rows, differ = [], 0
         for width in args.widths:
-            systems = {**mine, **peers(args, prompts, model.threads or 1, width)}
-            for timed in measure(systems, prompts, width, args.max_new_tokens):
-                rate = statistics.median(timed.rates)
-                rows.append([str(width), timed.system, f"{rate:.0f}", f"{rate / width:.0f}", str(len(timed.rates))])
-                if timed.system in mine:
-                    differ += sum(a != b for a, b in zip(timed.answers, alone, strict=False))
-        print(markdown_table(["at once", "system", "tokens/s, all", "each", "groups"], rows))
-        print(f"answers of ours that differ from those alone: {differ}")
+            with ExitStack() as stack:
+                mine = ours_at(model, pair, width, room, args.llama_server is not None, stack)
+                systems = dict(mine)
+                if pair.target is not None:
+                    systems |= {**llama_at(args, pair.target, threads, width, room, stack), **torch}
+                for timed in measure(systems, prompts, width, count):
+                    rate = statistics.median(timed.rates)
+                    rows.append([str(width), timed.system, f"{rate:.0f}", f"{rate / width:.0f}", str(len(timed.rates))])
+                    if timed.system in mine:
+                        differ += sum(a != b for a, b in zip(timed.answers, alone, strict=False))
+    said = f"{pair.bundle.name}, {model.backend}, {len(prompts)} prompts, {count} tokens each, greedy"
+    print(f"{said}; {', '.join(describe(threads))}\n", flush=True)
+    print(markdown_table(["at once", "system", "tokens/s, all", "each", "groups"], rows))
+    print(f"answers of ours that differ from those alone: {differ}\n", flush=True)
+
+
+def _prompt(model: EagleModel, question: str) -> list[int]:
+    """The ids of a question, through the chat template if there is one."""
+    return model.text.encode([{"role": "user", "content": question}] if model.text.chat else question)
 
 
 def _widths(text: str) -> tuple[int, ...]:
@@ -178,7 +229,7 @@ def _widths(text: str) -> tuple[int, ...]:
 
 def _parser() -> Parser:
     parser = Parser(prog="python -m eagle_tools.batches", description="Times several answers at once.")
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    parser.add_argument("bundle", type=Path, nargs="+", metavar="BUNDLE")
     parser.add_argument(
         "--prompts", type=Path, action="append", required=True, metavar="FILE", help="as of eagle-bench"
     )
@@ -190,8 +241,17 @@ def _parser() -> Parser:
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="of each answer (default 64)")
     parser.add_argument("--widths", type=_widths, default=(1, 2, 4, 8), metavar="A,B", help="answers at once: 1,2,4,8")
     parser.add_argument("--backend", default="auto", help="as of eagle-bench")
-    parser.add_argument("--target", type=Path, metavar="FOLDER", help="the same weights, for llama.cpp and PyTorch")
+    parser.add_argument("--threads", type=int, metavar="N", help="of a forward pass, all systems alike")
+    parser.add_argument(
+        "--target",
+        type=Path,
+        action="append",
+        metavar="FOLDER",
+        help="a bundle's weights, for llama.cpp and PyTorch; one for each bundle",
+    )
+    parser.add_argument("--llama-server", type=Path, metavar="PROGRAM", help="llama.cpp's server, to compare over HTTP")
     parser.add_argument("--format", default="q4_0", help="of llama.cpp's weights (q4_0)")
+    parser.add_argument("--peer-folder", type=Path, metavar="FOLDER", help="where these are kept (the user's cache)")
     return parser
 
 
