@@ -1,4 +1,4 @@
-"""The kinds of heads: what each one's checkpoint has, and what of it stands in the two graphs. head_graphs.py has their
+"""The kinds of heads: what each one's checkpoint has, and what of it stands in the two graphs. head_modules.py has their
 modules; nothing here needs torch."""
 
 from __future__ import annotations

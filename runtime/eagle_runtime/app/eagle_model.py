@@ -199,7 +199,7 @@ class EagleModel:
         What drafts changes the speed, not the output. method: one of drafting.methods, which say what they draft and
         when they are taken for None. tree, total_token, depth, draft_top_k: see manifest.TreeDefaults; None takes the
         bundle's, and a dynamic tree if total_token or depth is given. Costs (see `costs`) size a cost-aware tree.
-        tree may also be a TreeShape, drafter a drafting.drafter.Drafter of your own, new per call.
+        tree may also be a TreeShape, drafter a core.drafter.Drafter of your own, new per call.
 
         How tokens are sampled: sampling, a SamplingParams, or its fields as keyword settings, as temperature=0.7; a
         field may be set in one of the two. Without `sampling`, fields that are not set or None are the model's own

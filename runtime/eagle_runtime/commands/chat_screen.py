@@ -121,7 +121,7 @@ class Interrupt:
 
     def _pressed(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if now < self._latest + SAME_S:  # the same signal, sent again (threads.interrupts)
+        if now < self._latest + SAME_S:  # the same signal, sent again (commands.interrupts)
             return
         self._latest = now
         if self._stop is None:

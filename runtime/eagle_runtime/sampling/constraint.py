@@ -13,7 +13,7 @@ from eagle_runtime.base.errors import ConstraintError
 MOST_BYTES = 64 * 1024  # of a schema, pattern or grammar in UTF-8
 MOST_DEPTH = 64  # of a schema's objects and lists in each other
 
-Kind = Literal["json_schema", "regex", "lark", "calls"]  # the last: a grammar in Lark that calls.py writes
+Kind = Literal["json_schema", "regex", "lark", "calls"]  # the last: a grammar in Lark that call_grammar.py writes
 
 
 @dataclass(frozen=True, slots=True)
