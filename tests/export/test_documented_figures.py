@@ -21,7 +21,7 @@ from eagle_export.checking.worst_layers import WORST
 from eagle_export.commands import cli as export_cli
 from eagle_export.recipes.attention import RECENT
 from eagle_export.recipes.int8 import LM_HEAD_PARTS, PRODUCT_PARTS
-from eagle_export.recipes.plan import HEAD, INT4, INT8, MIXED
+from eagle_export.recipes.plan import HEAD, INT4, INT8, MIXED, TABLES
 from eagle_export.recording.self_calibration import KEPT
 from eagle_runtime.base.tree import MAX_DEPTH
 
@@ -47,7 +47,10 @@ def text(page: str) -> str:
         ("dev/calibration.md", f"| up to {SAMPLE_ROWS} rows, each drawn with the same probability |"),
         ("dev/calibration.md", f"holds `schema_version` ({SCHEMA_VERSION})"),
         ("precision.md", f"| `int8` | weights and activations in blocks of {INT8.size} |"),
-        ("precision.md", f"| `int4` | weights and activations in blocks of {INT4.size}; narrow k and v as in `int8` |"),
+        (
+            "precision.md",
+            f"blocks of {INT4.size}; narrow k and v as in `int8`; LM head and embedding in blocks of {TABLES.size} |",
+        ),
         ("dev/precision.md", f"layers are recorded, {KEPT} rows each"),
         ("precision.md", f"| `int4-int8` | q, gate and up in blocks of {MIXED.size}; the others as `int8-token` |"),
         ("precision.md", f"weights in blocks of {MIXED.size}; LM head fp16 |"),

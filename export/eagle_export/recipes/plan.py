@@ -37,6 +37,9 @@ from eagle_export.recipes.weight_blocks import Int4Dequantized, WeightBlocks, si
 # Blocks as measured in docs/dev/precision.md. 128 channels would be a fifth faster than 64 and less exact; sums over 64
 # and more differ between one row and several, so that the runtime pads one row to two.
 INT8, INT4 = Grid(8, 64, asymmetric=True), Grid(4, 128, asymmetric=True)
+TABLES = Grid(
+    4, 32, asymmetric=True
+)  # of int4: the LM head, whose errors nothing after it evens out, and the embedding
 MIXED = Grid(4, 32, asymmetric=True)  # the layers of int4-int8 that are in four bits
 HEAD = Grid(4, 128, asymmetric=True)  # two thirds of the time of 32, for 1 % of acceptance
 AUTO = "auto"  # the precision whose layers are chosen by measuring (automatic.py)
@@ -58,10 +61,18 @@ def not_in_int4(linear: Linear) -> bool:
     return not in_int4(linear)
 
 
-def few_columns(linear: Linear) -> bool:
-    """Whether an int4 target stores a layer in eight bits: k and v, if they are narrower than q. Each of their columns
-    serves several query heads, and they are 3 % of the weights of a Llama with 8 of 32 heads."""
-    return fed_by_norm(linear) and narrows(linear) and not is_lm_head(linear)
+def grid_in_int4(linear: Linear) -> Grid | None:
+    """The grid of a layer of an int4 target that does not have INT4. k and v, if they are narrower than q, are in eight
+    bits: each of their columns serves several query heads, and they are 3 % of the weights of a Llama with 8 of 32
+    heads."""
+    if is_lm_head(linear):
+        return TABLES
+    return INT8 if fed_by_norm(linear) and narrows(linear) else None
+
+
+def lm_head_in(grid: Grid) -> Callable[[Linear], Grid | None]:
+    """Returns a function that names a grid for the LM head alone."""
+    return lambda linear: grid if is_lm_head(linear) else None
 
 
 def all_but_lm_head(linear: Linear) -> bool:
@@ -120,14 +131,14 @@ def auto_passes(seen: Observations | None, wide: frozenset[str]) -> Passes:
         *smoothed(seen, partial(simulated_blocks, INT4)),
         ExactAttention(),
         *eight,
-        WeightBlocks(INT4, seen),
-        EmbeddingBlocks(INT4),
+        WeightBlocks(INT4, seen, other=lm_head_in(TABLES)),
+        EmbeddingBlocks(TABLES),
     )
 
 
 def head_in_int4(seen: Observations | None) -> Passes:
     """The passes of a head in int4, whose LM head is in int8: it says which tokens rank first. So is its embedding."""
-    return (WeightBlocks(HEAD, seen, finer=INT8, is_finer=is_lm_head), EmbeddingBlocks(INT8))
+    return (WeightBlocks(HEAD, seen, other=lm_head_in(INT8)), EmbeddingBlocks(INT8))
 
 
 CPU = {
@@ -184,8 +195,8 @@ CPU = {
         target=lambda seen: (
             *smoothed(seen, partial(simulated_blocks, INT4)),
             ExactAttention(),
-            WeightBlocks(INT4, seen, finer=INT8, is_finer=few_columns),
-            EmbeddingBlocks(INT4),
+            WeightBlocks(INT4, seen, other=grid_in_int4),
+            EmbeddingBlocks(TABLES),
         ),
         draft=head_in_int4,
         self_calibrated=True,

@@ -42,22 +42,21 @@ class WeightBlocks(LayerPass):
 
     accuracy: the operator's accuracy_level, 4 for these products and 1 for products in fp32. observed: inputs of the
     layers by weight name; with them the levels are those with the least error on these inputs. ExportError is raised
-    for a layer that is missing there, but an expert that is missing gets the nearest levels. finer: the grid of
-    those layers that `is_finer` names."""
+    for a layer that is missing there, but an expert that is missing gets the nearest levels. other: returns the grid of
+    a layer that does not have `grid`, and None for the rest."""
 
     grid: Grid
     observed: Observations | None = None
     accuracy: int = INT8_COMPUTE
-    finer: Grid | None = None
-    is_finer: Callable[[Linear], bool] = lambda _: False
+    other: Callable[[Linear], Grid | None] = lambda _: None
     name = "weight blocks"
 
     def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
         changed, products = {}, _LastProducts()
         for linear in matches:
             node, (k, n) = linear.node, linear.shape
-            grid = self.finer if self.finer is not None and self.is_finer(linear) else self.grid
-            grid = fitted(grid, k, whole=linear.rotated)  # EmbeddingBlocks reads the same table, in whole blocks
+            # EmbeddingBlocks reads the same table as the LM head, in whole blocks.
+            grid = fitted(self.other(linear) or self.grid, k, whole=linear.rotated)
             quantise, changed[linear.name] = _quantiser(linear, grid, self.observed, products)
             weight, scale, *zero = stored(model, linear.name, (k, n), quantise, grid)
             assert linear.x.dtype is not None

@@ -22,7 +22,7 @@ from eagle_export.checking.worst_layers import Layer, layer_errors, layers_of
 from eagle_export.graphs.pair import Pair, build_graphs
 from eagle_export.graphs.weights import graph_spec, num_bytes, save
 from eagle_export.recipes.blocks import fitted, stored_bits
-from eagle_export.recipes.plan import AUTO, INT4, INT8, Plan, apply
+from eagle_export.recipes.plan import AUTO, INT4, INT8, TABLES, Plan, apply
 from eagle_export.recipes.weight_blocks import WeightBlocks
 from eagle_export.recording.self_calibration import Probe, Recorded
 from eagle_runtime import BackendError
@@ -128,7 +128,8 @@ def sensitivities(
 def extra_bytes(layer: Layer) -> int:
     """Bytes that a layer takes more in eight bits than in four, steps and zero levels included."""
     k, n = layer.shape
-    return (stored_bits(fitted(INT8, k), k) - stored_bits(fitted(INT4, k), k)) * n // 8
+    narrow = TABLES if layer.is_lm_head else INT4
+    return (stored_bits(fitted(INT8, k), k) - stored_bits(fitted(narrow, k), k)) * n // 8
 
 
 def chosen(rows: Sequence[Sensitivity], room: int | None, agreement: float | None) -> list[Sensitivity]:
