@@ -1,5 +1,5 @@
-"""The kinds of heads: what each one's checkpoint has, and what of it stands in the two graphs. head_modules.py has their
-modules; nothing here needs torch."""
+"""The kinds of heads: what each one's checkpoint has, and what of it stands in the two graphs. head_modules.py has the
+modules of each; nothing here needs torch."""
 
 from __future__ import annotations
 

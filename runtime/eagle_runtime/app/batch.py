@@ -12,7 +12,7 @@ from eagle_runtime.app.turn import Turn
 
 Begin = Callable[[], Turn]
 END = None  # in a queue: a thread has nothing more to do
-PIECES = 64  # that wait for the consumer at most
+PIECES = 64  # that wait for the consumer at most: eight cycles of eight requests
 
 
 def pieces_of(begins: Sequence[Begin], width: int) -> Iterator[tuple[int, Piece]]:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from eagle_runtime.app.settings import ChatSettings, Settings
 
 OnEnd = Callable[[Output, int, "Usage | None"], None]  # what was answered, its seed, and its figures
-PATIENCE_S = 60.0  # for the running step of a turn that was cancelled
+PATIENCE_S = 60.0  # for the running step of a turn that was cancelled: a chunk of a prompt, seconds on a large model
 
 
 class Host(Protocol):

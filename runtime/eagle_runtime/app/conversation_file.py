@@ -30,8 +30,8 @@ from eagle_runtime.opening.backends import library_version
 from eagle_runtime.opening.opened import OpenBundle
 
 FORMAT = 1  # of the file; another one is refused
-TEXT_BYTES = 1 << 26  # of a file besides rows
-NOTES_BYTES = 1 << 16  # of an application's own strings
+TEXT_BYTES = 1 << 26  # of a file besides rows: the text of a context of 128 thousand tokens has half a million
+NOTES_BYTES = 1 << 16  # of an application's own strings: a title, settings, a summary
 NO_DIGEST = "0" * 64
 ADVICE = "take another file, or begin a new conversation"
 

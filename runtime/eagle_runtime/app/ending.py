@@ -11,7 +11,8 @@ from eagle_runtime.base.errors import RequestError
 from eagle_runtime.text.tokenizer import Text
 
 MOST_NEW_TOKENS = 256  # where a caller names no number
-MOST_STRINGS, LONGEST_STRING = 16, 256  # stop strings of a request, and characters of one
+# Stop strings of a request, and characters of one; OpenAI's API takes four strings.
+MOST_STRINGS, LONGEST_STRING = 16, 256
 
 
 def end_of(settings: Settings, room: int, eos_token_ids: Iterable[int], text: Text) -> End:

@@ -20,7 +20,7 @@ Float = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]
 
 MAX_DEPTH = 64  # edges from the root: exact attention sums the keys of so many positions in fp64 (see exact_attention)
-MAX_NODES = 1024  # the root included
+MAX_NODES = 1024  # the root included; EAGLE-2's default has 60
 
 # The 25-choice tree of EAGLE-1 (its authors call it mc_sim_7b_63): a choice lists child ranks from the root.
 EAGLE1_CHOICES: tuple[tuple[int, ...], ...] = (

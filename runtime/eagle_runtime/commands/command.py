@@ -19,9 +19,7 @@ from eagle_runtime.base.backend_names import AUTO, BACKENDS
 from eagle_runtime.base.errors import EagleError, EagleWarning, RequestError, is_panic
 from eagle_runtime.commands.interrupts import Interrupted, handled_interrupts
 
-LONGEST = 1000  # characters of a message
-
-
+LONGEST = 1000  # characters of a message: a dozen lines of a terminal
 SHELLS = ("bash", "zsh", "tcsh")
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-LONGEST = 16 << 20  # bytes of a line
+LONGEST = 16 << 20  # bytes of a line: thirty times the text of a context of 128 thousand tokens
 CHUNK = 1 << 16  # bytes read at once: a pipe of Linux holds as many
 PAUSE = 1 << 20  # bytes waiting to be read, above which a turn pauses
 MOST_PENDING = 8 << 20  # above which no further line is taken

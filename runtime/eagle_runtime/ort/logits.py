@@ -13,7 +13,7 @@ from eagle_runtime.ort.buffers import WORD, Block, OrtMemory
 from eagle_runtime.ort.library import run_graph
 from eagle_runtime.sampling.candidates import GREEDY_COUNT, DeviceLogits
 
-COUNT = 64  # candidates of a row, and watched tokens
+COUNT = 64  # candidates of a row, more than the 50 of Hugging Face's usual top-k; and watched tokens
 
 
 class LogitMemory:

@@ -27,7 +27,7 @@ from eagle_runtime.ort.texts import MOST_TEXTS
 EXACT_BYTES = "session.x64quantprecision"
 DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
 DTYPES |= {"tensor(int64)": "int64", "tensor(int8)": "int8"}
-MOST_BOUND = 64  # rows of passes that are bound apart
+MOST_BOUND = 64  # rows of passes that are bound apart: those of all trees that costs size
 
 
 @dataclass(slots=True)
