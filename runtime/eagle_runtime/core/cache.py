@@ -267,14 +267,14 @@ class HeadMajorCache(Cache):
         pieces: int,
         dtype: npt.DTypeLike = np.float32,
         *,
-        written_dtype: npt.DTypeLike | None = None,
+        written: Sequence[npt.DTypeLike] | None = None,
         all_read: bool = True,
         in_place: bool = False,
         new_rows: NewRows | None = None,
     ) -> None:
-        """written_dtype: of keys and values as passes write them; None for dtype. all_read: whether the graph reads
-        columns that are not committed too. in_place: whether passes put new rows into the columns after the committed
-        ones too; then all_read is False. new_rows: of another cache of the same session; None makes some."""
+        """written: types in which passes write a row of each array; None for those that are kept. all_read: whether the
+        graph reads columns that are not committed too. in_place: whether passes put new rows into the columns after the
+        committed ones too; then all_read is False. new_rows: of another cache of the same session; None makes some."""
         super().__init__(capacity)
         self.in_place = in_place
         self._all_read = all_read
@@ -287,8 +287,8 @@ class HeadMajorCache(Cache):
             dtypes += [np.dtype(np.float32)] * 2
         self._dtypes = dtypes
         self._reallocate(min(FIRST, self._most))
-        written = dtypes if written_dtype is None else [np.dtype(written_dtype)] * len(dtypes)
-        self.new_rows = NewRows(layers, self._shapes, written) if new_rows is None else new_rows
+        of_rows = dtypes if written is None else [np.dtype(one) for one in written]
+        self.new_rows = NewRows(layers, self._shapes, of_rows) if new_rows is None else new_rows
         self._show(0)
         self.expect(0)
 

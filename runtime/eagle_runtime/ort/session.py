@@ -173,6 +173,7 @@ class OrtSession(BoundSession):
         self.padding = RowPadding()
         self._past_specs = [spec.inputs[name] for name in self._past_names]
         self._pieces = pieces_of(spec)
+        self._written = [spec.outputs[name].dtype for name in self._new_names[: len(self._new_names) // self._layers]]
         self.exact = self._pieces is not None
         self._new_rows: NewRows | None = None  # of all caches
         self._by_rows: dict[int, Bound] = {}  # of the numbers of rows that trees have
@@ -183,12 +184,10 @@ class OrtSession(BoundSession):
         if self._pieces is None:
             return KVCache(self._layers, capacity, *self._row_shape, self._row.dtype)
         shape = self._layers, capacity, *self._row_shape, self._pieces
-        kept = self._past_specs[0].dtype
-        written = None if kept == "int8" else self._row.dtype
         cache = HeadMajorCache(
             *shape,
-            kept,
-            written_dtype=written,
+            self._past_specs[0].dtype,
+            written=self._written,
             all_read=not self.native,
             in_place=self._announce is not None,
             new_rows=self._new_rows,
