@@ -24,6 +24,7 @@ from eagle_tools.bench.peer_rows import PASS_ROWS, passes_table
 from eagle_tools.peers.convert import convert
 from eagle_tools.peers.engine import FORMATS, GENAI, LLAMA_CPP, MODES, OPENVINO, PLAIN, check_installed, format_of
 from eagle_tools.peers.gguf_file import gguf_name, permuted, rope_factors, write_gguf
+from eagle_tools.peers.gguf_tokens import with_tokens
 from eagle_tools.peers.source import Source, open_source
 from eagle_tools.peers.worker import Worker
 from eagle_tools.precision import main as precision
@@ -241,3 +242,26 @@ def test_precision_compares_peers(tmp_path: Path, work: Path, capsys: pytest.Cap
     for row in rows:
         assert row["bits"] > 4 and row["vanilla_tokens_per_s"] > 0 and row["pass_1_ms"] > 0
     assert abs(rows[0]["bits"] - 32) < 1
+
+
+def test_a_file_gets_the_tokens_of_a_tokenizer(tmp_path: Path) -> None:
+    """Without them llama.cpp's server ends when it makes text of its first token."""
+    write_gguf(open_source(TARGET), tmp_path / "model.gguf")
+    out = with_tokens(tmp_path / "model.gguf", TARGET / "tokenizer.json")
+    plain, full = GGUFReader(tmp_path / "model.gguf"), GGUFReader(out)
+    tokens = full.fields["tokenizer.ggml.tokens"].contents()
+    tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+    count = open_source(TARGET).config["vocab_size"]
+    assert len(tokens) == count and tokens[: tokenizer.get_vocab_size()] == [
+        tokenizer.id_to_token(number) for number in range(min(count, tokenizer.get_vocab_size()))
+    ]
+    assert full.fields["llama.block_count"].contents() == plain.fields["llama.block_count"].contents()
+    for before, after in zip(plain.tensors, full.tensors, strict=True):
+        assert (before.name, before.tensor_type) == (after.name, after.tensor_type)
+        np.testing.assert_array_equal(before.data, after.data)
+    assert with_tokens(tmp_path / "model.gguf", tmp_path / "gone") == out
+    for content, message in (("{}", "cannot be read as a tokenizer"), ('{"model": {"type": "Unigram"}}', "only BPE")):
+        (tmp_path / "other.json").write_text(content)
+        out.unlink(missing_ok=True)
+        with pytest.raises(RequestError, match=message):
+            with_tokens(tmp_path / "model.gguf", tmp_path / "other.json")
