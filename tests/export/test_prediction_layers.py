@@ -509,7 +509,7 @@ def test_an_export_is_checked_and_certified(trained: Trained, tmp_path: Path, mo
 def test_what_changes_or_trains_heads_refuses_a_layer_by_name(tmp_path: Path) -> None:
     target = GOLDEN / "target"
     head = speculators(target, random_layer(read_folder(target)[1], bias=False), tmp_path / "head")
-    with pytest.raises(TrainError, match="multi-token-prediction layer, which is not trained here"):
+    with pytest.raises(TrainError, match="multi-token prediction layer, which is not trained here"):
         read_head(head, FrozenTarget(target, torch.device("cpu")), TrainConfig("eagle1", steps=1))
     with pytest.raises(GrowError, match="only EAGLE and block heads are grown"):
         grow(target, [head], tmp_path / "grown", Shape(8, 64, 4, 2, 16, 160))
