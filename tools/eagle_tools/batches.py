@@ -23,7 +23,7 @@ from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import Parser, run_command
 from eagle_runtime.machine.user_cache import cache_folder
-from eagle_tools.bench.machine import describe
+from eagle_tools.bench.machine import describe, physical_cores
 from eagle_tools.markdown import markdown_table
 from eagle_tools.peers.convert import convert
 from eagle_tools.peers.engine import LLAMA_CPP, Format
@@ -152,14 +152,16 @@ class Pair:
     target: Path | None
 
 
-def ours_at(model: EagleModel, pair: Pair, width: int, room: int, http: bool, stack: ExitStack) -> dict[str, Answer]:
+def ours_at(
+    model: EagleModel, pair: Pair, threads: int, width: int, room: int, http: bool, stack: ExitStack
+) -> dict[str, Answer]:
     """Our systems by name; those over HTTP run until the stack is closed."""
     systems = {}
     for name, method in (("vanilla", "vanilla"), (model.default_method, None)):
         systems[f"ours, {name}"] = ours(model, method)
     if http:
         for name in ("vanilla", model.default_method):
-            command = eagle_serve(pair.bundle, name, width, model.threads or 1, room)
+            command = eagle_serve(pair.bundle, name, width, threads, room)
             systems[f"eagle-serve, {name}"] = stack.enter_context(served(command)).answers
     return systems
 
@@ -191,19 +193,20 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _table(args: argparse.Namespace, pair: Pair) -> None:
-    with EagleModel.load(pair.bundle, backend=args.backend, threads=args.threads, check_hashes="once") as model:
+    threads = args.threads or physical_cores()
+    with EagleModel.load(pair.bundle, backend=args.backend, threads=threads, check_hashes="once") as model:
         prompts = [_prompt(model, one.turns[0])[: args.most_prompt] for one in read_sets(args.prompts, args.count)]
         prompts = prompts[: args.total]
         if len(prompts) < max(args.widths):
             raise RequestError(f"there are {len(prompts)} prompts, but a width of {max(args.widths)}; raise --count")
-        count, threads = args.max_new_tokens, model.threads or 1
+        count = args.max_new_tokens
         room = max(map(len, prompts)) + count + ROOM
         alone = [ours(model, "vanilla")([ids], count)[0] for ids in prompts]
         torch = {} if pair.target is None else {"PyTorch fp32": pytorch(pair.target, threads)}
         rows, differ = [], 0
         for width in args.widths:
             with ExitStack() as stack:
-                mine = ours_at(model, pair, width, room, args.llama_server is not None, stack)
+                mine = ours_at(model, pair, threads, width, room, args.llama_server is not None, stack)
                 systems = dict(mine)
                 if pair.target is not None:
                     systems |= {**llama_at(args, pair.target, threads, width, room, stack), **torch}
@@ -241,7 +244,9 @@ def _parser() -> Parser:
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="of each answer (default 64)")
     parser.add_argument("--widths", type=_widths, default=(1, 2, 4, 8), metavar="A,B", help="answers at once: 1,2,4,8")
     parser.add_argument("--backend", default="auto", help="as of eagle-bench")
-    parser.add_argument("--threads", type=int, metavar="N", help="of a forward pass, all systems alike")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="of a forward pass, all systems alike (default: cores)"
+    )
     parser.add_argument(
         "--target",
         type=Path,
