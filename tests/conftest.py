@@ -56,16 +56,21 @@ def put_tokenizer(bundle: Path) -> None:
     put_listed(bundle, "tokenizer.json", (GOLDEN / "byte_tokenizer.json").read_bytes())
 
 
+def with_template(bundle: Path, folder: Path, template: str) -> Path:
+    """Copy a bundle of the golden pair to `folder`, with a chat template; a token is a byte."""
+    shutil.copytree(bundle, folder)
+    put_tokenizer(folder)
+    put_listed(folder, "chat_template.jinja", template.encode())
+    return folder
+
+
 CHAT_TEMPLATE = "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}\n{% endfor %}a: "
 
 
 @pytest.fixture(scope="session")
 def chatting(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The golden pair in int8 with a chat template; a token is a byte."""
-    bundle = shutil.copytree(bundle_of("eagle1", "int8"), tmp_path_factory.mktemp("chatting") / "pair")
-    put_tokenizer(bundle)
-    put_listed(bundle, "chat_template.jinja", CHAT_TEMPLATE.encode())
-    return bundle
+    return with_template(bundle_of("eagle1", "int8"), tmp_path_factory.mktemp("chatting") / "pair", CHAT_TEMPLATE)
 
 
 def write_block(kind: str, folder: Path) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import put_listed, put_tokenizer
+from conftest import put_tokenizer, with_template
 from eagle_runtime import EagleModel, RequestError
 from eagle_runtime.commands import cli
 from eagle_runtime.commands.chat_screen import Interrupt, Screen, shown
@@ -38,10 +38,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no 
 
 @pytest.fixture(scope="module")
 def chat_bundle(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    bundle = shutil.copytree(bundle_of("eagle1", "int8"), tmp_path_factory.mktemp("chat") / "pair")
-    put_tokenizer(bundle)
-    put_listed(bundle, "chat_template.jinja", TEMPLATE.encode())
-    return bundle
+    return with_template(bundle_of("eagle1", "int8"), tmp_path_factory.mktemp("chat") / "pair", TEMPLATE)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import put_listed, put_tokenizer
+from conftest import with_template
 from eagle_runtime import EagleModel, RequestError, SamplingParams, ToolUse
 from eagle_runtime.sampling.call_grammar import calls_constraint
 from eagle_runtime.sampling.sampler import Sampler
@@ -53,9 +52,7 @@ DRAFTS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def model(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EagleModel]:
-    bundle = shutil.copytree(bundle_of("eagle1", "int8"), tmp_path_factory.mktemp("tools") / "pair")
-    put_tokenizer(bundle)
-    put_listed(bundle, "chat_template.jinja", TEMPLATE.encode())
+    bundle = with_template(bundle_of("eagle1", "int8"), tmp_path_factory.mktemp("tools") / "pair", TEMPLATE)
     with EagleModel.load(bundle, threads=1) as loaded:
         yield loaded
 

@@ -7,7 +7,6 @@ import json
 import os
 import queue
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from conftest import put_listed, put_tokenizer
+from conftest import with_template
 from eagle_runtime import EagleModel
 from eagle_runtime.commands.worker_pipes import LONGEST, MOST_PENDING, PAUSE, Writer
 from patience import PATIENCE_S
@@ -118,10 +117,7 @@ class Worker:
 
 @pytest.fixture(scope="module")
 def worker_bundle(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    bundle = shutil.copytree(bundle_of("eagle1", "int8"), tmp_path_factory.mktemp("worker") / "pair")
-    put_tokenizer(bundle)
-    put_listed(bundle, "chat_template.jinja", TEMPLATE.encode())
-    return bundle
+    return with_template(bundle_of("eagle1", "int8"), tmp_path_factory.mktemp("worker") / "pair", TEMPLATE)
 
 
 @pytest.fixture

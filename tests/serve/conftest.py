@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import put_listed, put_tokenizer
+from conftest import put_listed, put_tokenizer, with_template
 from eagle_runtime import EagleModel
 from eagle_serve.server import serving
 
@@ -21,10 +21,7 @@ TEMPLATE = (
 @pytest.fixture(scope="session")
 def served_bundle(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A token is a byte of ASCII; the text that comes of it means nothing."""
-    bundle = shutil.copytree(bundle_of("eagle1", "int8"), tmp_path_factory.mktemp("served") / "pair")
-    put_tokenizer(bundle)
-    put_listed(bundle, "chat_template.jinja", TEMPLATE.encode())
-    return bundle
+    return with_template(bundle_of("eagle1", "int8"), tmp_path_factory.mktemp("served") / "pair", TEMPLATE)
 
 
 @pytest.fixture(scope="session")
