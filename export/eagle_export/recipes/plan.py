@@ -37,9 +37,8 @@ from eagle_export.recipes.weight_blocks import Int4Dequantized, WeightBlocks, si
 # Blocks as measured in docs/dev/precision.md. 128 channels would be a fifth faster than 64 and less exact; sums over 64
 # and more differ between one row and several, so that the runtime pads one row to two.
 INT8, INT4 = Grid(8, 64, asymmetric=True), Grid(4, 128, asymmetric=True)
-TABLES = Grid(
-    4, 32, asymmetric=True
-)  # of int4: the LM head, whose errors nothing after it evens out, and the embedding
+# Of int4: the LM head, whose errors nothing after it evens out, and the embedding.
+TABLES = Grid(4, 32, asymmetric=True)
 MIXED = Grid(4, 32, asymmetric=True)  # the layers of int4-int8 that are in four bits
 HEAD = Grid(4, 128, asymmetric=True)  # two thirds of the time of 32, for 1 % of acceptance
 AUTO = "auto"  # the precision whose layers are chosen by measuring (automatic.py)

@@ -225,7 +225,7 @@ class OrtSession(BoundSession):
         if self._announce is None:
             run_graph(self._session, self._bound.binding)
             return results
-        self._announce.write_rows(isinstance(cache, HeadMajorCache) and cache.in_place)
+        self._announce.write_rows(cache.in_place)
         try:
             run_graph(self._session, self._bound.binding)
         finally:
