@@ -21,7 +21,7 @@ PARTS = {name: f"eagle_{name}" for name in ("runtime", "calib", "export", "train
 SERVE = "runtime/eagle_serve"  # a package of its own: nothing else imports it, and of the runtime it imports only
 # the public names, what all commands share, and the names of drafting methods and of formats of calls
 FORMATS = "eagle_runtime.text.call_formats"
-SHARED = {"eagle_runtime.commands.command", "eagle_runtime.commands.awaited_turn"}
+SHARED = {"eagle_runtime.commands.command", "eagle_runtime.app.turn"}
 OPEN = {"eagle_runtime", *SHARED, "eagle_runtime.drafting.methods", FORMATS}
 LEAN = ("runtime", "calib")  # installed without the exporter's libraries
 HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir"}

@@ -15,36 +15,41 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eagle_runtime.app.conversation import Conversation
-    from eagle_runtime.app.eagle_model import EagleModel
-    from eagle_runtime.app.result import Piece, Result, Stop, Token, Usage
-    from eagle_runtime.app.settings import Settings
-    from eagle_runtime.app.slots import Memory
-    from eagle_runtime.app.turn import Turn
-    from eagle_runtime.base.errors import (
-        BackendError,
-        BundleError,
-        BusyError,
-        ClosedError,
-        ConstraintError,
-        ContextError,
-        ConversationFileError,
-        EagleError,
-        EagleWarning,
-        MemoryLimitError,
-        RequestError,
-        TemplateError,
-    )
-    from eagle_runtime.base.tree import Tree
-    from eagle_runtime.bundle.fidelity import FidelityWarning
-    from eagle_runtime.core.drafter import Drafter
-    from eagle_runtime.core.generate import Cycle
-    from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, TreeShape
-    from eagle_runtime.sampling.constraint import Constraint
-    from eagle_runtime.sampling.params import SamplingParams
-    from eagle_runtime.text.answer_form import AnswerForm, ChatPrompt
-    from eagle_runtime.text.answer_reader import Part
-    from eagle_runtime.text.tools import ToolUse
+    from eagle_runtime.app.conversation import Conversation as Conversation
+    from eagle_runtime.app.eagle_model import EagleModel as EagleModel
+    from eagle_runtime.app.result import Piece as Piece
+    from eagle_runtime.app.result import Result as Result
+    from eagle_runtime.app.result import Stop as Stop
+    from eagle_runtime.app.result import Token as Token
+    from eagle_runtime.app.result import Usage as Usage
+    from eagle_runtime.app.settings import Settings as Settings
+    from eagle_runtime.app.slots import Memory as Memory
+    from eagle_runtime.app.turn import Turn as Turn
+    from eagle_runtime.base.errors import BackendError as BackendError
+    from eagle_runtime.base.errors import BundleError as BundleError
+    from eagle_runtime.base.errors import BusyError as BusyError
+    from eagle_runtime.base.errors import ClosedError as ClosedError
+    from eagle_runtime.base.errors import ConstraintError as ConstraintError
+    from eagle_runtime.base.errors import ContextError as ContextError
+    from eagle_runtime.base.errors import ConversationFileError as ConversationFileError
+    from eagle_runtime.base.errors import EagleError as EagleError
+    from eagle_runtime.base.errors import EagleWarning as EagleWarning
+    from eagle_runtime.base.errors import MemoryLimitError as MemoryLimitError
+    from eagle_runtime.base.errors import RequestError as RequestError
+    from eagle_runtime.base.errors import TemplateError as TemplateError
+    from eagle_runtime.base.tree import Tree as Tree
+    from eagle_runtime.bundle.fidelity import FidelityWarning as FidelityWarning
+    from eagle_runtime.core.drafter import Drafter as Drafter
+    from eagle_runtime.core.generate import Cycle as Cycle
+    from eagle_runtime.drafting.shapes import DynamicTree as DynamicTree
+    from eagle_runtime.drafting.shapes import StaticTree as StaticTree
+    from eagle_runtime.drafting.shapes import TreeShape as TreeShape
+    from eagle_runtime.sampling.constraint import Constraint as Constraint
+    from eagle_runtime.sampling.params import SamplingParams as SamplingParams
+    from eagle_runtime.text.answer_form import AnswerForm as AnswerForm
+    from eagle_runtime.text.answer_form import ChatPrompt as ChatPrompt
+    from eagle_runtime.text.answer_reader import Part as Part
+    from eagle_runtime.text.tools import ToolUse as ToolUse
 
 # Module -> the public names that it defines: the imports above, for Python.
 _DEFINED = {
@@ -83,43 +88,7 @@ _MODULES = {name: module for module, names in _DEFINED.items() for name in names
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless the application asks
 
-__all__ = [
-    "AnswerForm",
-    "BackendError",
-    "BundleError",
-    "BusyError",
-    "ChatPrompt",
-    "ClosedError",
-    "Constraint",
-    "ConstraintError",
-    "ContextError",
-    "Conversation",
-    "ConversationFileError",
-    "Cycle",
-    "Drafter",
-    "DynamicTree",
-    "EagleError",
-    "EagleModel",
-    "EagleWarning",
-    "FidelityWarning",
-    "Memory",
-    "MemoryLimitError",
-    "Part",
-    "Piece",
-    "RequestError",
-    "Result",
-    "SamplingParams",
-    "Settings",
-    "StaticTree",
-    "Stop",
-    "TemplateError",
-    "Token",
-    "ToolUse",
-    "Tree",
-    "TreeShape",
-    "Turn",
-    "Usage",
-]
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

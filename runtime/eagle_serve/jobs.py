@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from eagle_runtime import EagleError, Piece
-from eagle_runtime.commands.awaited_turn import AwaitedTurn
+from eagle_runtime.app.turn import AwaitedTurn
 from eagle_serve.errors import ApiError, error_of
 from eagle_serve.prepared import Prepared
 

@@ -16,7 +16,7 @@ from eagle_export.reading.gguf.checkpoint import open_target
 from eagle_export.reading.gguf.file import GgufFile
 from eagle_export.reading.gguf.tokenizer import special_ids, texts_of
 from eagle_export.reading.texts import read_texts, text_of
-from eagle_runtime.bundle.sampling_defaults import SamplingDefaults as Defaults
+from eagle_runtime.bundle.manifest import SamplingDefaults as Defaults
 from export_workplace import configure, make_target
 
 TEMPLATE = (

@@ -13,11 +13,11 @@ import pytest
 
 from conftest import needs_operators
 from eagle_runtime.sampling import noise, race
-from eagle_runtime.sampling.filters import Row
 from eagle_runtime.sampling.native_draws import NativeDraws, makes_the_same, native_draws
 from eagle_runtime.sampling.params import SamplingParams
 from eagle_runtime.sampling.race import contenders
 from eagle_runtime.sampling.sampler import Sampler
+from eagle_runtime.sampling.scores import Row
 
 pytestmark = needs_operators
 SOURCE = Path(__file__).parents[2] / "kernels/src/draws.cpp"

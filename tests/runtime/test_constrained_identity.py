@@ -26,7 +26,7 @@ from eagle_runtime.drafting.choose import Sizes, choose_drafter
 from eagle_runtime.drafting.cost_model import Costs, Timings
 from eagle_runtime.drafting.method import Parts
 from eagle_runtime.drafting.rank_acceptance import Ranks
-from eagle_runtime.sampling.grammar_lookahead import Lookahead
+from eagle_runtime.sampling.grammar_matcher import Lookahead
 from eagle_runtime.sampling.sampler import Sampler
 from eagle_tools.toy_demo import PAIR
 from machine_fake import FixedCosts

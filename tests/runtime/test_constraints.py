@@ -18,8 +18,7 @@ from eagle_runtime import Constraint, ConstraintError, Drafter, EagleModel, Requ
 from eagle_runtime.base.tree import Tree
 from eagle_runtime.drafting.constrained import pruned
 from eagle_runtime.sampling.constraint import MOST_BYTES, MOST_DEPTH
-from eagle_runtime.sampling.grammar_lookahead import Lookahead
-from eagle_runtime.sampling.grammar_matcher import Matcher
+from eagle_runtime.sampling.grammar_matcher import Lookahead, Matcher
 from eagle_runtime.sampling.grammars import CACHED, Grammars
 from eagle_runtime.sampling.sampler import Sampler
 from eagle_runtime.text.detokenizer import TextStream, Vocabulary

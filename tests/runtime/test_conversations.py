@@ -15,7 +15,7 @@ import pytest
 from conftest import put_listed, put_tokenizer
 from eagle_runtime import BusyError, ClosedError, ContextError, EagleModel, MemoryLimitError, RequestError
 from eagle_runtime.app.conversation import Conversation
-from eagle_runtime.core.prefix import common_prefix
+from eagle_runtime.core.decoding_state import common_prefix
 from eagle_runtime.core.target import Target
 from thread_calls import Thread
 

@@ -19,7 +19,7 @@ from conftest import put_tokenizer
 from eagle_runtime import Constraint, EagleModel, RequestError
 from eagle_runtime.drafting.datastore import PLACES, Datastore
 from eagle_runtime.drafting.lookup import LookupDrafter
-from eagle_runtime.drafting.predicted import LONGEST, SHORTEST
+from eagle_runtime.drafting.matches import LONGEST, SHORTEST
 
 NO_FEATURES = np.zeros((0, 2), np.float32)
 

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.base.tree import root_only
 from eagle_runtime.core.cache import KVCache
-from eagle_runtime.core.decoding_state import DecodingState
+from eagle_runtime.core.decoding_state import DecodingState, common_prefix
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.generate import generate
-from eagle_runtime.core.prefix import common_prefix
 from eagle_runtime.core.session import Array
 from eagle_runtime.core.target import SHORT_CHUNK, Target
 from eagle_runtime.drafting import head as head_module

@@ -13,8 +13,7 @@ from eagle_runtime import EagleModel
 from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.generate import generate
 from eagle_runtime.drafting.lookup import LookupDrafter
-from eagle_runtime.drafting.matches import NgramIndex
-from eagle_runtime.drafting.predicted import LONGEST, PLACES, SHORTEST
+from eagle_runtime.drafting.matches import LONGEST, PLACES, SHORTEST, NgramIndex
 from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.sampling.params import SamplingParams
 from eagle_runtime.sampling.sampler import Sampler

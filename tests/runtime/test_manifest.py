@@ -31,6 +31,7 @@ from eagle_runtime.bundle.manifest import (
     HeadSpec,
     Limits,
     Manifest,
+    SamplingDefaults,
     Shape,
     TargetSpec,
     TensorSpec,
@@ -38,7 +39,6 @@ from eagle_runtime.bundle.manifest import (
     TreeDefaults,
     read_manifest,
 )
-from eagle_runtime.bundle.sampling_defaults import SamplingDefaults
 
 FILES = ("target/model.onnx", "target/model.onnx.data", "draft/model.onnx", "tokenizer.json")
 SIZES = [  # and where the graphs contradict them first

@@ -7,7 +7,6 @@ import threading
 import numpy as np
 import pytest
 
-from eagle_runtime.sampling.filters import Row
 from eagle_runtime.sampling.noise import (
     KEPT_DRAWN,
     KEPT_POSITIONS,
@@ -20,6 +19,7 @@ from eagle_runtime.sampling.noise import (
 )
 from eagle_runtime.sampling.params import SamplingParams
 from eagle_runtime.sampling.sampler import Sampler
+from eagle_runtime.sampling.scores import Row
 from patience import PATIENCE_S
 
 

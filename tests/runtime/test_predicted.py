@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from eagle_runtime import EagleModel, RequestError
-from eagle_runtime.drafting.predicted import PredictedText
+from eagle_runtime.drafting.matches import PredictedText
 
 PROMPT = [90, 91, 92]
 

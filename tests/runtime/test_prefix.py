@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eagle_runtime.core.prefix import common_prefix
+from eagle_runtime.core.decoding_state import common_prefix
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from eagle_runtime.core.generate import generate
 from eagle_runtime.core.target import PROMPT_ROWS, Target
 from eagle_runtime.drafting.habits import FADE, SHORTER, SUCCESSORS, Habits, successors
 from eagle_runtime.drafting.head import NEVER, Scratch
+from eagle_runtime.drafting.matches import SuffixAutomaton
 from eagle_runtime.drafting.recycling import HALF, HostCosts, RecyclingDrafter, RecyclingHead
-from eagle_runtime.drafting.suffix import SuffixAutomaton
 from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.sampling.candidates import Candidates
 from eagle_runtime.sampling.params import SamplingParams

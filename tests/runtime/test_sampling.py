@@ -23,11 +23,10 @@ from transformers.generation.logits_process import (
 )
 
 from eagle_runtime.base.errors import EagleError, RequestError
-from eagle_runtime.sampling.filters import Row
 from eagle_runtime.sampling.noise import exponential_noise
 from eagle_runtime.sampling.params import SamplingParams
 from eagle_runtime.sampling.sampler import Sampler
-from eagle_runtime.sampling.scores import Scores
+from eagle_runtime.sampling.scores import Row, Scores
 
 VOCAB = 40
 

@@ -14,8 +14,7 @@ import pytest
 
 from eagle_runtime import EagleModel, RequestError, SamplingParams
 from eagle_runtime.app.request import request_of
-from eagle_runtime.bundle.manifest import MANIFEST_NAME
-from eagle_runtime.bundle.sampling_defaults import SamplingDefaults
+from eagle_runtime.bundle.manifest import MANIFEST_NAME, SamplingDefaults
 
 PROMPT = [5, 7, 200, 33]
 OWN = SamplingDefaults(temperature=0.9, top_k=30, top_p=0.95, min_p=0.02, repetition_penalty=1.1)

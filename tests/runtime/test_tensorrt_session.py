@@ -27,7 +27,7 @@ from eagle_runtime.bundle import listed_files
 from eagle_runtime.bundle.fidelity import FidelityWarning
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.commands import cli
-from eagle_runtime.commands.loading_line import CLEARED, LoadingLine
+from eagle_runtime.commands.command import CLEARED, LoadingLine
 from eagle_runtime.drafting.cost_storage import file_name
 from eagle_runtime.opening import loading
 from eagle_runtime.opening.opened import bundle_of_sessions

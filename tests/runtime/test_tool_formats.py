@@ -20,8 +20,7 @@ from eagle_runtime.sampling.call_grammar import argument_schema, calls_constrain
 from eagle_runtime.sampling.grammars import Grammars
 from eagle_runtime.text.answer_form import AnswerForm, chat_prompt
 from eagle_runtime.text.answer_reader import AnswerReader, Part
-from eagle_runtime.text.call_format import CallFormat
-from eagle_runtime.text.call_formats import FORMATS, format_named, recognised
+from eagle_runtime.text.call_formats import FORMATS, CallFormat, format_named, recognised
 from eagle_runtime.text.detokenizer import TextStream, Vocabulary
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.text.tools import ToolUse

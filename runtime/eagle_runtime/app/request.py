@@ -9,25 +9,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eagle_runtime.app.ending import end_of
-from eagle_runtime.app.output import End
+from eagle_runtime.app.output import End, end_of
 from eagle_runtime.app.settings import Settings
 from eagle_runtime.base.arguments import checked_ids, checked_int, short_repr
 from eagle_runtime.base.errors import RequestError
-from eagle_runtime.bundle.sampling_defaults import SamplingDefaults
+from eagle_runtime.bundle.manifest import SamplingDefaults
 from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.checked_drafter import CheckedDrafter
 from eagle_runtime.drafting.choose import Sizes, choose_drafter
+from eagle_runtime.drafting.matches import PredictedText
 from eagle_runtime.drafting.method import Parts
-from eagle_runtime.drafting.predicted import PredictedText
 from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.opening.opened import OpenBundle
 from eagle_runtime.sampling.call_grammar import calls_constraint
 from eagle_runtime.sampling.constraint import Constraint
-from eagle_runtime.sampling.grammar_lookahead import Lookahead
-from eagle_runtime.sampling.grammar_matcher import Matcher
+from eagle_runtime.sampling.grammar_matcher import Lookahead, Matcher
 from eagle_runtime.sampling.params import SamplingParams
 from eagle_runtime.sampling.sampler import Sampler
 from eagle_runtime.text.answer_form import THINK, AnswerForm

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from eagle_runtime.core.generate import Cycle
-from eagle_runtime.sampling.grammar_lookahead import Lookahead
+from eagle_runtime.sampling.grammar_matcher import Lookahead
 from eagle_runtime.text.answer_reader import Part
 
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]

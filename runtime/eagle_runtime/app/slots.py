@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from eagle_runtime.base.errors import MemoryLimitError
-from eagle_runtime.core.decoding_state import DecodingState, Snapshot
+from eagle_runtime.core.decoding_state import DecodingState, Snapshot, common_prefix
 from eagle_runtime.core.engines import Engines
-from eagle_runtime.core.prefix import common_prefix
 from eagle_runtime.core.scheduler import Scheduler
 
 _clock = itertools.count()

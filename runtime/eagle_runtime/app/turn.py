@@ -147,3 +147,24 @@ class Turn(Iterator[Piece]):
 
         self.cancel()
         await asyncio.get_running_loop().run_in_executor(self._worker(), self.close)
+
+
+class AwaitedTurn:
+    """What worker and server keep of a turn that waits or runs; any thread may end it. cancelled: whether one did."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self._turn: Turn | None = None
+
+    def cancel(self) -> None:
+        """End it after the running step; a second call does nothing."""
+        self.cancelled = True
+        if (turn := self._turn) is not None:
+            turn.cancel()
+
+    def begin(self, turn: Turn) -> Turn:
+        """It has begun: `cancel` reaches it from now on."""
+        self._turn = turn
+        if self.cancelled:
+            turn.cancel()
+        return turn

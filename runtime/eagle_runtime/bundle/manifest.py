@@ -31,7 +31,6 @@ from eagle_runtime.bundle.head import BlockSpec as BlockSpec
 from eagle_runtime.bundle.head import HeadKind as HeadKind
 from eagle_runtime.bundle.head import HeadSpec as HeadSpec
 from eagle_runtime.bundle.head import token_inputs
-from eagle_runtime.bundle.sampling_defaults import SAMPLING_RANGES, SamplingDefaults
 from eagle_runtime.bundle.typed_json import from_json
 
 SCHEMA_VERSION = 9
@@ -52,6 +51,15 @@ BLOCK_RANGES = {"size": (2, 64), "mask_id": (0, (1 << 24) - 1), "state_size": (0
 DTYPE_BITS = {"bool": 8, "float8_e4m3fn": 8, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8, "int32": 32, "int64": 64}
 DTYPE_BITS |= {"float16": 16, "bfloat16": 16, "float32": 32, "float64": 64}
 TREE_RANGES = {"total_token": (2, MAX_NODES), "depth": (0, MAX_DEPTH - 1), "draft_top_k": (1, MAX_NODES)}
+
+# Least and greatest values; what is above the least alone begins at the smallest positive number.
+SAMPLING_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 1e6),
+    "top_k": (0, (1 << 31) - 1),
+    "top_p": (math.ulp(0), 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (math.ulp(0), 1e6),
+}
 
 TreeKind = Literal["dynamic", "static", "chain", "cost-aware", "sequoia"]
 
@@ -82,6 +90,20 @@ class TreeDefaults:
     total_token: int = 60
     depth: int = 5
     draft_top_k: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """The model's own settings, by the names and meanings of SamplingParams. Without arguments: greedy decoding.
+
+    The exporter takes them from the model's files (export/eagle_export/reading/families/generation.py); every setting
+    that a caller gives wins over the one here."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,15 @@ from eagle_runtime.app.eagle_model import EagleModel
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.chat_screen import Interrupt, Screen, at_terminal
 from eagle_runtime.commands.chat_talk import Talk
-from eagle_runtime.commands.command import Parser, add_model_options, model_options, output_errors, run_command
+from eagle_runtime.commands.command import (
+    LoadingLine,
+    Parser,
+    add_model_options,
+    model_options,
+    output_errors,
+    run_command,
+)
 from eagle_runtime.commands.interrupts import Interrupted
-from eagle_runtime.commands.loading_line import LoadingLine
 from eagle_runtime.drafting.methods import HELP, NAMES
 from eagle_runtime.text.tools import ToolUse
 

@@ -16,6 +16,7 @@ from eagle_runtime.app.result import Result
 from eagle_runtime.base.backend_names import AUTO
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import (
+    LoadingLine,
     Parser,
     add_model_options,
     model_options,
@@ -23,7 +24,6 @@ from eagle_runtime.commands.command import (
     run_command,
     size,
 )
-from eagle_runtime.commands.loading_line import LoadingLine
 from eagle_runtime.core.counters import Counters
 from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.methods import HELP, NAMES, TREES, method_named

@@ -13,7 +13,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from eagle_runtime.base.backend_names import AUTO, BACKENDS
 from eagle_runtime.base.errors import EagleError, EagleWarning, RequestError, is_panic
@@ -21,6 +21,10 @@ from eagle_runtime.commands.interrupts import Interrupted, handled_interrupts
 
 LONGEST = 1000  # characters of a message: a dozen lines of a terminal
 SHELLS = ("bash", "zsh", "tcsh")
+# LoadingLine: stages of loading that are shown, and as what.
+STAGES = {"warm": "compiling kernels for this GPU", "index": "indexing the datastore"}
+WIDTH = 30  # characters of the bar
+CLEARED = "\r\x1b[K"  # to the line's start, and erase it
 
 
 class Parser(argparse.ArgumentParser):
@@ -245,3 +249,21 @@ def _logged(verbose: bool) -> Iterator[None]:
     finally:
         root.removeHandler(handler)
         root.setLevel(before)
+
+
+class LoadingLine:
+    """A line that shows the stages "warm" and "index" of loading, if they have several steps and `stream` is a terminal
+    (loading.Progress)."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._shown = False
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if stage not in STAGES or not self._stream.isatty() or not (self._shown or 0 < done < total):
+            return
+        filled = WIDTH * done // total
+        bar = f"{STAGES[stage]} [{'#' * filled}{'.' * (WIDTH - filled)}]"
+        self._shown = 0 < done < total
+        self._stream.write(CLEARED + bar if self._shown else CLEARED)
+        self._stream.flush()

@@ -12,9 +12,9 @@ from typing import Any
 from eagle_runtime.app.conversation import Conversation
 from eagle_runtime.app.eagle_model import EagleModel
 from eagle_runtime.app.result import Piece, Result
+from eagle_runtime.app.turn import AwaitedTurn
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import BusyError, EagleError, RequestError
-from eagle_runtime.commands.awaited_turn import AwaitedTurn
 from eagle_runtime.commands.worker_order import ACTIONS, Id, LineError, Order, read_order, settings_of, taken
 from eagle_runtime.commands.worker_pipes import LONGEST, Writer
 

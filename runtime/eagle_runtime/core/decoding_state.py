@@ -20,7 +20,6 @@ import numpy.typing as npt
 from eagle_runtime.base.tree import Float
 from eagle_runtime.core.cache import Cache
 from eagle_runtime.core.head import ForgettingHead, HeadOfText, HeadSnapshot
-from eagle_runtime.core.prefix import common_prefix
 from eagle_runtime.core.target import SHORT_CHUNK, Features, Target
 
 
@@ -132,3 +131,13 @@ class DecodingState:
             self.release()
             raise
         self.tokens[:] = snapshot.tokens
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Returns how many tokens two texts have in common from their beginning on; fast where one text goes on from the
+    other."""
+    length = min(len(first), len(second))
+    one, other = list(first[:length]), list(second[:length])
+    if one == other:
+        return length
+    return int(np.flatnonzero(np.asarray(one, np.int64) != np.asarray(other, np.int64))[0])

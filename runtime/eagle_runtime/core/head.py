@@ -117,3 +117,21 @@ class HeadSnapshot:
     first: int
     noted_from: int
     pending: Sequence[npt.NDArray[np.floating]]
+
+
+class WrappedHead:
+    """A DraftHead around another one, with its cache and sizes. Subclasses propose: `catch_up` and `feed`."""
+
+    def __init__(self, head: DraftHead) -> None:
+        self._head = head
+        self.cache, self.top_k, self.scratch = head.cache, head.top_k, head.scratch
+        self.free_levels, self.row_counts = head.free_levels, head.row_counts
+
+    def note(self, features: Features) -> None:
+        """As in DraftHead."""
+        self._head.note(features)
+
+    @property
+    def unread(self) -> int:
+        """As in DraftHead."""
+        return self._head.unread

@@ -17,26 +17,41 @@ from eagle_runtime.drafting.sequoia import SequoiaDrafter
 from eagle_runtime.drafting.shapes import EagleDrafter
 
 
-def shaped_drafter(choice: Choice, parts: Parts, head: DraftHead | None) -> Drafter:
-    """Returns a drafter of trees of the chosen shape. head: proposes their tokens."""
-    assert head is not None and choice.shape is not None
+def proposer_of(choice: Choice, parts: Parts) -> tuple[DraftHead | None, CostSource]:
+    """Returns what proposes the tokens of a method's trees, None for one without a head, and what its passes cost."""
+    if choice.method.proposer == "draft model":
+        assert parts.draft_costs is not None
+        return parts.draft_models[0], parts.draft_costs
+    return parts.head if choice.method.proposer == "head" else None, parts.costs
+
+
+def shaped_drafter(choice: Choice, parts: Parts) -> Drafter:
+    """Returns a drafter of trees of the chosen shape."""
+    head, _ = proposer_of(choice, parts)
+    assert head is not None
     own = allowed_head(head, parts)
+    return constrained(eagle_drafter(own, choice, parts), parts.lookahead, prune=True, head=own)
+
+
+def eagle_drafter(head: DraftHead, choice: Choice, parts: Parts) -> EagleDrafter:
+    """Returns a drafter of one head's proposals in the chosen shape, without the constraint."""
+    assert choice.shape is not None
     ranker = GumbelRanker(parts.sampler, NoiseWeight()) if parts.sampler.params.temperature > 0 else None
-    return constrained(EagleDrafter(own, choice.shape, ranker), parts.lookahead, prune=True, head=own)
+    return EagleDrafter(head, choice.shape, ranker)
 
 
 def cost_aware_drafter(
     choice: Choice,
     parts: Parts,
-    head: DraftHead | None,
-    costs: CostSource | None,
+    proposer: tuple[DraftHead, CostSource] | None = None,
     *,
     lookup: bool = False,
     index: EarlierText | None = None,
 ) -> Drafter:
-    """Returns a drafter of trees that the costs size. head: proposes tokens; None: matches alone are drafted. lookup:
-    whether matches are drafted. index: finds them, and the head counts them in; None for an NgramIndex."""
-    assert costs is not None
+    """Returns a drafter of trees that the costs size. proposer: None for the method's (proposer_of); without a head
+    matches alone are drafted. lookup: whether matches are drafted. index: finds them, and the head counts them in; None
+    for an NgramIndex."""
+    head, costs = proposer or proposer_of(choice, parts)
     greedy = parts.sampler.params.temperature == 0
     stats = parts.acceptance.setdefault((choice.method.name, greedy, parts.lookahead is not None), AcceptanceStats())
     ranker = GreedyRanker() if greedy else GumbelRanker(parts.sampler, stats.noise_weight)
@@ -57,9 +72,10 @@ def cost_aware_drafter(
     return constrained(drafter, parts.lookahead, head=own)
 
 
-def sequoia_drafter(choice: Choice, parts: Parts, head: DraftHead | None, costs: CostSource | None) -> Drafter:
-    """Returns a drafter of the best static tree. head: proposes its tokens; costs: of its passes and the target's."""
-    assert head is not None and costs is not None
+def sequoia_drafter(choice: Choice, parts: Parts) -> Drafter:
+    """Returns a drafter of the best static tree."""
+    head, costs = proposer_of(choice, parts)
+    assert head is not None
     key = Key(choice.method.name, parts.sampler.params.temperature == 0, parts.lookahead is not None)
     stats = parts.acceptance.setdefault((f"{choice.method.name}:sequoia", *key[1:]), AcceptanceStats())
     own = allowed_head(head, parts)

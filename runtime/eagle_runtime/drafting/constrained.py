@@ -16,10 +16,9 @@ import numpy as np
 from eagle_runtime.base.tree import MAX_DEPTH, Float, Int, Tree, chain_of, node_depths, subtree
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.head import WINDOW, DraftHead, Proposal, States, Weigher
+from eagle_runtime.core.head import WINDOW, DraftHead, Proposal, States, Weigher, WrappedHead
 from eagle_runtime.drafting.head import NEVER, Head
-from eagle_runtime.drafting.wrapped_head import WrappedHead
-from eagle_runtime.sampling.grammar_lookahead import Lookahead
+from eagle_runtime.sampling.grammar_matcher import Lookahead
 
 MOST_AHEAD = 24  # forced tokens that a head reads before it proposes, as cost_aware.MAX_MATCHED; more go without
 LIKELY = float(np.log(0.5))  # of a path: below it what is forced after it is more likely lost than not

@@ -32,9 +32,8 @@ from eagle_runtime.drafting.cost_storage import CostSource
 from eagle_runtime.drafting.coupling import RankedHead, Ranker
 from eagle_runtime.drafting.datastore import NOTHING, Datastore
 from eagle_runtime.drafting.head import NEVER, Scratch
-from eagle_runtime.drafting.matches import EarlierText, NgramIndex, longest_match
-from eagle_runtime.drafting.predicted import PredictedText
-from eagle_runtime.sampling.grammar_lookahead import Lookahead
+from eagle_runtime.drafting.matches import EarlierText, NgramIndex, PredictedText, longest_match
+from eagle_runtime.sampling.grammar_matcher import Lookahead
 
 MAX_LEVELS = 10  # below the root that the head grows [-4.2 %, -1.0 %]
 MAX_MATCHED = 24  # tokens of an n-gram match [+1.0 %, -4.4 %]

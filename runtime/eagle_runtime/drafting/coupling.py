@@ -25,12 +25,11 @@ from typing import Protocol
 import numpy as np
 
 from eagle_runtime.base.tree import Float, Int
-from eagle_runtime.core.head import DraftHead, Proposal, States, Weigher
+from eagle_runtime.core.head import DraftHead, Proposal, States, Weigher, WrappedHead
 from eagle_runtime.core.session import Weights
 from eagle_runtime.drafting.head import NEVER
-from eagle_runtime.drafting.wrapped_head import WrappedHead
-from eagle_runtime.sampling.filters import Row
 from eagle_runtime.sampling.sampler import Sampler
+from eagle_runtime.sampling.scores import Row
 
 EULER = 0.5772156649  # mean of a Gumbel variable, such as -log(number); Euler's constant
 # Scale of the head's errors (s above). Measured on 2600 tokens of 48 prompts that the heads of tools/demo_pair

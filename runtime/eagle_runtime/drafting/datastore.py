@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.base.tree import Float, Int, best_first
-from eagle_runtime.drafting.predicted import LONGEST, SHORTEST
+from eagle_runtime.drafting.matches import LONGEST, SHORTEST
 
 MARK = -1  # before each document, and after the last: no token's id
 PLACES = 512  # that are counted; of more, so many at equal distances in the index: a share is known to 2 points

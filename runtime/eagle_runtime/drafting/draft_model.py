@@ -16,13 +16,12 @@ import numpy as np
 
 from eagle_runtime.base.tree import Float, Int
 from eagle_runtime.core.cache import Cache
-from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.head import DraftHead, Proposal, States, Weigher
-from eagle_runtime.core.prefix import common_prefix
+from eagle_runtime.core.decoding_state import common_prefix
+from eagle_runtime.core.head import Proposal, States, Weigher
 from eagle_runtime.core.target import Features, Target, row_numbers
 from eagle_runtime.drafting.build import cost_aware_drafter, sequoia_drafter, shaped_drafter
 from eagle_runtime.drafting.head import NEVER, ONE_ROW, SCRATCH, OutputCheck
-from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
+from eagle_runtime.drafting.method import Method, Trees
 
 CHILDREN = 16  # tokens proposed per row: more than the ten of a beam
 
@@ -133,33 +132,16 @@ def likeliest(logits: Float, count: int) -> tuple[Int, Float]:
     return np.take_along_axis(best, order, 1).astype(np.int64), np.take_along_axis(log_probs, order, 1)
 
 
-def _of(parts: Parts) -> DraftHead | None:
-    """The first draft model."""
-    return parts.draft_models[0] if parts.draft_models else None
-
-
-def _shaped(choice: Choice, parts: Parts) -> Drafter:
-    return shaped_drafter(choice, parts, _of(parts))
-
-
-def _sized(choice: Choice, parts: Parts) -> Drafter:
-    return cost_aware_drafter(choice, parts, _of(parts), parts.draft_costs)
-
-
-def _sequoia(choice: Choice, parts: Parts) -> Drafter:
-    return sequoia_drafter(choice, parts, _of(parts), parts.draft_costs)
-
-
 DRAFTS = "a smaller model's proposals (`--draft-bundle FOLDER`), in the trees of `eagle`"
 DRAFT_MODEL = Method(
     "draft-model",
     (
-        Trees(("cost-aware",), DRAFTS, _sized),
-        Trees(("dynamic", "static", "chain"), "the same", _shaped),
-        Trees(("sequoia",), "the same", _sequoia),
+        Trees(("cost-aware",), DRAFTS, cost_aware_drafter),
+        Trees(("dynamic", "static", "chain"), "the same", shaped_drafter),
+        Trees(("sequoia",), "the same", sequoia_drafter),
     ),
     proposer="draft model",
-    any_shape=_shaped,
+    any_shape=shaped_drafter,
     default="with a draft bundle",
     is_default=lambda loaded, fixed: "draft model" in loaded.per_row,
 )

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from eagle_runtime.core.drafter import Drafter
+from functools import partial
+
 from eagle_runtime.drafting.build import cost_aware_drafter, sequoia_drafter, shaped_drafter
-from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
-
-
-def _shaped(choice: Choice, parts: Parts) -> Drafter:
-    return shaped_drafter(choice, parts, parts.head)
-
-
-def _sized(choice: Choice, parts: Parts) -> Drafter:
-    return cost_aware_drafter(choice, parts, parts.head, parts.costs, lookup=choice.method is EAGLE_LOOKUP)
-
-
-def _sequoia(choice: Choice, parts: Parts) -> Drafter:
-    return sequoia_drafter(choice, parts, parts.head, parts.costs)
-
+from eagle_runtime.drafting.method import Method, Trees
 
 SIZED = "the head's proposals, in a tree as deep and as large as pays on this machine"
 BOTH = "the head's proposals and n-gram matches in one such tree"
@@ -31,19 +19,19 @@ STATIC = "EAGLE-1's 25 choices; one token after the other"
 EAGLE = Method(
     "eagle",
     (
-        Trees(("cost-aware",), SIZED, _sized),
-        Trees(("dynamic",), DYNAMIC, _shaped),
-        Trees(("static", "chain"), STATIC, _shaped),
-        Trees(("sequoia",), SEQUOIA, _sequoia),
+        Trees(("cost-aware",), SIZED, cost_aware_drafter),
+        Trees(("dynamic",), DYNAMIC, shaped_drafter),
+        Trees(("static", "chain"), STATIC, shaped_drafter),
+        Trees(("sequoia",), SEQUOIA, sequoia_drafter),
     ),
     proposer="head",
-    any_shape=_shaped,
+    any_shape=shaped_drafter,
     default="with a head where a fixed tree is asked for",
     is_default=lambda loaded, fixed: "head" in loaded.per_row,
 )
 EAGLE_LOOKUP = Method(
     "eagle+lookup",
-    (Trees(("cost-aware",), BOTH, _sized),),
+    (Trees(("cost-aware",), BOTH, partial(cost_aware_drafter, lookup=True)),),
     proposer="head",
     default="with a head",
     is_default=lambda loaded, fixed: "head" in loaded.per_row and loaded.defaults.tree == "cost-aware" and not fixed,

@@ -23,7 +23,7 @@ from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.drafting.constrained import constrained
 from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
-from eagle_runtime.sampling.grammar_lookahead import Lookahead
+from eagle_runtime.sampling.grammar_matcher import Lookahead
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ match (prompt lookup, arXiv 2304.04487), here or in a datastore."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -13,9 +14,8 @@ from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.drafting.build import cost_aware_drafter
 from eagle_runtime.drafting.constrained import constrained
 from eagle_runtime.drafting.datastore import NOTHING, Datastore
-from eagle_runtime.drafting.matches import NgramIndex, longest_match
+from eagle_runtime.drafting.matches import NgramIndex, PredictedText, longest_match
 from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
-from eagle_runtime.drafting.predicted import PredictedText
 from eagle_runtime.drafting.shapes import DynamicTree, StaticTree
 
 
@@ -52,10 +52,6 @@ class LookupDrafter(Drafter):
         """The next call of `grow` gets the whole text, and needs nothing else."""
 
 
-def _sized(choice: Choice, parts: Parts) -> Drafter:
-    return cost_aware_drafter(choice, parts, None, parts.costs, lookup=True)
-
-
 def _shaped(choice: Choice, parts: Parts) -> Drafter:
     shape = choice.shape
     if isinstance(shape, DynamicTree):
@@ -71,7 +67,7 @@ FREQUENT = "with `--datastore FILE`: the `--total-token` most frequent continuat
 LOOKUP = Method(
     "lookup",
     (
-        Trees(("cost-aware",), MATCHES, _sized),
+        Trees(("cost-aware",), MATCHES, partial(cost_aware_drafter, lookup=True)),
         Trees(("chain",), "the same, always `--depth` + 1 tokens", _shaped),
         Trees(("dynamic",), FREQUENT, _shaped, datastore=True),
     ),

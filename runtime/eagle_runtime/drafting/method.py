@@ -17,10 +17,10 @@ from eagle_runtime.drafting.acceptance import Acceptance
 from eagle_runtime.drafting.cost_storage import CostSource
 from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.drafting.habits import Habits
-from eagle_runtime.drafting.predicted import PredictedText
+from eagle_runtime.drafting.matches import PredictedText
 from eagle_runtime.drafting.rank_acceptance import Ranks
 from eagle_runtime.drafting.shapes import TreeShape
-from eagle_runtime.sampling.grammar_lookahead import Lookahead
+from eagle_runtime.sampling.grammar_matcher import Lookahead
 from eagle_runtime.sampling.sampler import Sampler
 
 # Of tokens, level by level; "draft models": there are several.

@@ -24,8 +24,8 @@ from eagle_runtime.drafting.cost_model import HEAD_ROWS, Costs, Pass, Timings
 from eagle_runtime.drafting.cost_storage import CostSource
 from eagle_runtime.drafting.habits import SUCCESSORS, Context, Habits, Row
 from eagle_runtime.drafting.head import NEVER, ONE_ROW, SCRATCH, OutputCheck
+from eagle_runtime.drafting.matches import SuffixAutomaton
 from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
-from eagle_runtime.drafting.suffix import SuffixAutomaton
 
 LONGEST = 2**62  # tokens of a text; there are no rows that would fill a memory
 # Tokens that match before the next one follows the match in half of the cases, whatever habits say [+0.4 %, -0.1 %].
@@ -185,7 +185,7 @@ class HostCosts:
 
 def _recycling(choice: Choice, parts: Parts) -> Drafter:
     head = RecyclingHead(parts.habits)
-    drafter = cost_aware_drafter(choice, parts, head, HostCosts(parts.costs), lookup=True, index=head.index)
+    drafter = cost_aware_drafter(choice, parts, (head, HostCosts(parts.costs)), lookup=True, index=head.index)
     return RecyclingDrafter(drafter, parts.habits)
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from eagle_runtime.base.tree import Int, Tree, root_only, subtree
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.head import WINDOW, DraftHead, Proposal, States, Weigher
+from eagle_runtime.core.head import WINDOW, DraftHead, Proposal, States, Weigher, WrappedHead
 from eagle_runtime.drafting.acceptance import DraftGain, UsualGain
 from eagle_runtime.drafting.cost_measurement import CycleTimer
 from eagle_runtime.drafting.cost_model import HEAD_ROWS, LARGEST, Seconds
@@ -36,7 +36,6 @@ from eagle_runtime.drafting.coupling import RankedHead, Ranker
 from eagle_runtime.drafting.head import NEVER
 from eagle_runtime.drafting.rank_acceptance import LEVELS, RANKS, Chances, Plan, RankCounts
 from eagle_runtime.drafting.shapes import StaticTree
-from eagle_runtime.drafting.wrapped_head import WrappedHead
 
 Choice = tuple[int, ...]  # ranks on the path from the root to a node
 

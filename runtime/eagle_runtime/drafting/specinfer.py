@@ -14,12 +14,9 @@ import numpy as np
 from eagle_runtime.base.tree import Tree
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.head import DraftHead
-from eagle_runtime.drafting.build import allowed_head
+from eagle_runtime.drafting.build import allowed_head, eagle_drafter
 from eagle_runtime.drafting.constrained import constrained
-from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight
 from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
-from eagle_runtime.drafting.shapes import EagleDrafter
 
 Places = dict[tuple[int, int], int]  # (parent, token) -> node
 
@@ -86,12 +83,8 @@ class MergingDrafter(Drafter):
 
 
 def _merging(choice: Choice, parts: Parts) -> Drafter:
-    def of(head: DraftHead) -> Drafter:
-        assert choice.shape is not None
-        ranker = GumbelRanker(parts.sampler, NoiseWeight()) if parts.sampler.params.temperature > 0 else None
-        return EagleDrafter(allowed_head(head, parts), choice.shape, ranker)
-
-    drafter = MergingDrafter([of(head) for head in parts.draft_models], parts.draft_accepted)
+    drafters = [eagle_drafter(allowed_head(head, parts), choice, parts) for head in parts.draft_models]
+    drafter = MergingDrafter(drafters, parts.draft_accepted)
     return constrained(drafter, parts.lookahead, prune=True)
 
 

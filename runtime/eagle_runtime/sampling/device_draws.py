@@ -11,10 +11,9 @@ import numpy as np
 
 from eagle_runtime.base.tree import Bool, Int
 from eagle_runtime.sampling.candidates import Candidates
-from eagle_runtime.sampling.filters import Row
 from eagle_runtime.sampling.noise import Noise
 from eagle_runtime.sampling.race import Known, contains, decide, highest, rest_of_mass
-from eagle_runtime.sampling.scores import Scores
+from eagle_runtime.sampling.scores import Row, Scores
 
 AHEAD = 8  # positions whose random numbers are made while the target's forward pass runs, at most
 

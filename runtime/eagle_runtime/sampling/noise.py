@@ -13,8 +13,8 @@ from functools import cache, cached_property
 import numpy as np
 
 from eagle_runtime.base.tree import MAX_DEPTH, Int
-from eagle_runtime.sampling.filters import Row
 from eagle_runtime.sampling.native_draws import native_draws
+from eagle_runtime.sampling.scores import Row
 
 TINY = np.finfo(np.float64).tiny
 KEPT_POSITIONS = 2 * (MAX_DEPTH + 1)  # positions: those of a tree, and as many that were made ahead

@@ -18,8 +18,8 @@ from functools import cached_property
 import numpy as np
 
 from eagle_runtime.base.tree import Bool, Float, Int
-from eagle_runtime.sampling.filters import Row
 from eagle_runtime.sampling.native_draws import native_draws
+from eagle_runtime.sampling.scores import Row
 
 ROUNDING = 1e-9  # of a share of the probability, and of a race's values against each other
 NEAR = 1e-12  # scores closer than this, but not equal, may have probabilities in either order

@@ -10,8 +10,7 @@ from typing import Any
 
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import RequestError
-from eagle_runtime.text.call_format import CallFormat
-from eagle_runtime.text.call_formats import format_named, recognised
+from eagle_runtime.text.call_formats import CallFormat, format_named, recognised
 from eagle_runtime.text.tokenizer import Message, Text
 from eagle_runtime.text.tools import Tool, ToolUse
 

@@ -1,19 +1,167 @@
-"""All formats, and which one a chat template speaks of."""
+"""How a family of models is told of tools, and how it writes calls of them in its answer."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import RequestError
-from eagle_runtime.text.call_format import CallFormat
-from eagle_runtime.text.calls_deepseek import DEEPSEEK
-from eagle_runtime.text.calls_gemma3 import GEMMA3
-from eagle_runtime.text.calls_generic import GENERIC
-from eagle_runtime.text.calls_granite import GRANITE
-from eagle_runtime.text.calls_hermes import HERMES
-from eagle_runtime.text.calls_llama import LLAMA
-from eagle_runtime.text.calls_mistral import MISTRAL, MISTRAL_ARGS
-from eagle_runtime.text.calls_phi4_mini import PHI4_MINI
-from eagle_runtime.text.calls_smollm3 import SMOLLM3
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """The text of an answer with calls is `begin`, the calls with `between` among them, and `end`. From it follow the
+    grammar of such answers, their parser, and what stands in a prompt for earlier calls that its template leaves out.
+
+    marks: texts that chat templates of the family hold, all of them. call: what stands before a call's name, between
+    name and arguments (a JSON object), and after those. between: None for one call per answer. trigger: the beginning
+    of `begin` from which on an answer is one of calls; where it is empty, an answer that begins as a call is one. also:
+    other texts that may stand in place of `begin`. tools_as: the template's variable for the tools; "message" puts
+    them as JSON into the system message's field `tools`, and "text" writes `description` into its content.
+    functions_alone: whether tools are given without {"type": "function"} around. results: what stands before and after
+    the result of a call in a message of the user; None where the template knows messages of role tool.
+    calls_as_text: whether earlier calls are written into the content of their message, as for all templates without
+    `tool_calls`. id_length: of the ids of calls, where the template counts characters."""
+
+    name: str
+    marks: tuple[str, ...]
+    begin: str
+    call: tuple[str, str, str]
+    end: str = ""
+    between: str | None = None
+    trigger: str = ""
+    also: tuple[str, ...] = ()
+    tools_as: Literal["tools", "xml_tools", "message", "text"] = "tools"
+    functions_alone: bool = False
+    description: str = "{tools}"
+    results: tuple[str, str] | None = None
+    calls_as_text: bool = False
+    id_length: int | None = None
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """All that may stand before the first call."""
+        return (self.begin, *self.also)
+
+    def written(self, calls: Sequence[tuple[str, Any]]) -> str:
+        """Returns the text of calls, each a name and its arguments."""
+        before, middle, after = self.call
+        texts = [f"{before}{name}{middle}{json.dumps(args, ensure_ascii=False)}{after}" for name, args in calls]
+        return f"{self.begin}{(self.between or '').join(texts)}{self.end}"
+
+
+# Hermes 2 and 3, Qwen2.5, Qwen3, Granite 4: JSON within <tool_call>.
+HERMES = CallFormat(
+    name="hermes",
+    marks=("<tool_call>", "tool_calls"),
+    trigger="<tool_call>",
+    begin="<tool_call>\n",
+    call=('{"name": "', '", "arguments": ', "}"),
+    between="\n</tool_call>\n<tool_call>\n",
+    end="\n</tool_call>",
+)
+# Templates that know no tools: the form of Hermes, described in the system message.
+GENERIC = replace(
+    HERMES,
+    name="generic",
+    marks=(),
+    tools_as="text",
+    description=(
+        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with "
+        "function signatures within <tools></tools> XML tags:\n<tools>\n{tools}\n</tools>\n\nFor each function call, "
+        "return a json object with function name and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n"
+        '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+    ),
+    results=("<tool_response>\n", "\n</tool_response>"),
+)
+# SmolLM3: the form of Hermes; its template has a variable of its own for such tools, and leaves out earlier calls.
+SMOLLM3 = replace(
+    HERMES, name="smollm3", marks=("xml_tools", "python_tools"), tools_as="xml_tools", functions_alone=True
+)
+# DeepSeek V3 and R1: a block of JSON for each call; the template describes no tools, and leaves calls open.
+DEEPSEEK = CallFormat(
+    name="deepseek",
+    marks=("<｜tool▁calls▁begin｜>", "```json"),
+    trigger="<｜tool▁calls▁begin｜>",
+    begin="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+    call=("function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>"),
+    between="\n<｜tool▁call▁begin｜>",
+    end="<｜tool▁calls▁end｜>",
+    tools_as="text",
+    description=(
+        "## Tools\n\nYou have access to these functions, each described by a JSON object:\n{tools}\n\nCall one with "
+        "JSON arguments that follow its parameters."
+    ),
+    calls_as_text=True,
+)
+# Mistral: a list of JSON objects after [TOOL_CALLS], or in templates of version 11 and later names and arguments.
+MISTRAL = CallFormat(
+    name="mistral",
+    marks=("[TOOL_CALLS]", "[AVAILABLE_TOOLS]"),
+    trigger="[TOOL_CALLS]",
+    begin="[TOOL_CALLS][",
+    call=('{"name": "', '", "arguments": ', "}"),
+    between=", ",
+    end="]",
+    id_length=9,
+)
+MISTRAL_ARGS = CallFormat(
+    name="mistral-args",
+    marks=("[TOOL_CALLS]", "[ARGS]"),
+    trigger="[TOOL_CALLS]",
+    begin="[TOOL_CALLS]",
+    call=("", "[ARGS]", ""),
+    between="[TOOL_CALLS]",
+    id_length=9,
+)
+# Phi-4-mini: tools are a field of the system message, calls a list of JSON objects between two tags.
+PHI4_MINI = CallFormat(
+    name="phi4-mini",
+    marks=("<|tool|>", "<|/tool|>", "message['tools']"),
+    trigger="<|tool_call|>",
+    begin="<|tool_call|>[",
+    call=('{"name": "', '", "arguments": ', "}"),
+    between=", ",
+    end="]<|/tool_call|>",
+    tools_as="message",
+    functions_alone=True,
+)
+# Granite 3: a list of JSON objects after <|tool_call|>; the template leaves out earlier calls.
+GRANITE = CallFormat(
+    name="granite",
+    marks=("<|start_of_role|>", "available_tools"),
+    trigger="<|tool_call|>",
+    begin="<|tool_call|>[",
+    call=('{"name": "', '", "arguments": ', "}"),
+    between=", ",
+    end="]",
+)
+# Llama 3.1 and 3.2: a JSON object in place of an answer, or after the tag of Python; one call per answer.
+LLAMA = CallFormat(
+    name="llama",
+    marks=("ipython", '"parameters": '),
+    begin="",
+    also=("<|python_tag|>",),
+    call=('{"name": "', '", "parameters": ', "}"),
+)
+# Gemma 3: a JSON object in place of an answer, as Google's page on function calling describes it.
+GEMMA3 = CallFormat(
+    name="gemma3",
+    marks=("<start_of_turn>", "first_user_prefix"),
+    begin="",
+    call=('{"name": "', '", "parameters": ', "}"),
+    tools_as="text",
+    functions_alone=True,
+    description=(
+        "You have access to functions. If you decide to invoke any of the function(s), you MUST put it in the format "
+        'of\n{"name": function name, "parameters": dictionary of argument name and its value}\n\n'
+        "You SHOULD NOT include any other text in the response if you call a function\n{tools}"
+    ),
+    results=("Result of the function: ", ""),
+)
 
 # The first whose marks a template holds is its format; the last one has none.
 FORMATS = (

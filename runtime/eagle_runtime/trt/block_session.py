@@ -15,8 +15,7 @@ from eagle_runtime.bundle.graph import TensorSpec
 from eagle_runtime.trt.device import Device, DeviceRows, FilledCache, empty_rows
 from eagle_runtime.trt.engine_session import EngineSession, Opened
 from eagle_runtime.trt.fixed_shapes import PassShape, pass_shape, write_seen
-from eagle_runtime.trt.inputs import nbytes_of
-from eagle_runtime.trt.outputs import Outputs
+from eagle_runtime.trt.inputs import Outputs, nbytes_of
 
 
 class BlockSession(EngineSession):

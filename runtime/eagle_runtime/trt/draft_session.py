@@ -13,8 +13,7 @@ from eagle_runtime.core.session import Drafted, Weights
 from eagle_runtime.trt.device import Device, DeviceCache, DeviceRows
 from eagle_runtime.trt.engine_session import EngineSession, Opened
 from eagle_runtime.trt.fixed_shapes import PassShape, pass_shape, write_ids, write_masks, write_seen
-from eagle_runtime.trt.inputs import nbytes_of
-from eagle_runtime.trt.outputs import Outputs
+from eagle_runtime.trt.inputs import Outputs, nbytes_of
 
 DRAFTED = ("pool_tokens", "pool_log_probs", "root_tokens", "root_log_probs", "frontier")  # outputs that the host needs
 

@@ -1,4 +1,5 @@
-"""The inputs of an engine that come from the host: page-locked memory, from where they are copied to the GPU."""
+"""The inputs of an engine that come from the host, and the outputs that it reads: page-locked memory there, from where
+and to which they are copied."""
 
 from __future__ import annotations
 
@@ -72,3 +73,31 @@ def merged(pieces: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def nbytes_of(spec: TensorSpec, sizes: Mapping[str, int]) -> int:
     """Returns the bytes of a tensor in a forward pass of these sizes."""
     return math.prod(concrete(spec.shape, sizes)) * np.dtype(spec.dtype).itemsize
+
+
+class Outputs:
+    """A place on the GPU and one on the host for every output that the host reads, next to each other, so that one copy
+    brings them all. None has a symbolic size."""
+
+    def __init__(self, device: Device, specs: Mapping[str, TensorSpec]) -> None:
+        self._device, self._specs = device, specs
+        self._offsets: dict[str, int] = {}
+        end = 0
+        for name, spec in specs.items():
+            self._offsets[name], end = end, end + round_up(nbytes_of(spec, {}), ALIGNMENT)
+        self._place, self._host = device.reserve(end), device.reserve_host(end)
+        self.addresses = {name: self._place + offset for name, offset in self._offsets.items()}
+
+    def read(self) -> dict[str, npt.NDArray[Any]]:
+        """Returns the outputs on the host, by one copy and one wait. Ids are int64; the other arrays are valid until
+        the next call."""
+        driver, stream = self._device.driver, self._device.stream
+        driver.download(self._host.ctypes.data, self._place, self._host.nbytes, stream)
+        self._device.wait()
+        return {name: self._array(name) for name in self._specs}
+
+    def _array(self, name: str) -> npt.NDArray[Any]:
+        spec, start = self._specs[name], self._offsets[name]
+        flat = self._host[start : start + nbytes_of(spec, {})].view(spec.dtype)
+        array: npt.NDArray[Any] = flat.reshape([int(size) for size in spec.shape])
+        return array.astype(np.int64) if array.dtype.kind == "i" else array

@@ -17,7 +17,7 @@ from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.reading.families.experts import Experts
 from eagle_export.reading.rope import rope_settings
-from eagle_runtime.bundle.sampling_defaults import SamplingDefaults
+from eagle_runtime.bundle.manifest import SamplingDefaults
 
 if TYPE_CHECKING:
     from torch import Tensor  # imported with the class that a family names: configs are read without it

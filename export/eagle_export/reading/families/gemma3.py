@@ -8,7 +8,7 @@ from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.reading.families.family import Family, no_moving_rope
 from eagle_export.reading.families.gemma2 import bounded_logits
 from eagle_export.reading.families.windows import by_layer_type
-from eagle_runtime.bundle.sampling_defaults import SamplingDefaults
+from eagle_runtime.bundle.manifest import SamplingDefaults
 
 
 def refuse(checkpoint: Checkpoint) -> None:

@@ -18,7 +18,7 @@ from eagle_export.reading.families.family import Family
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import EagleError
 from eagle_runtime.base.files import parse_json
-from eagle_runtime.bundle.sampling_defaults import SAMPLING_RANGES, SamplingDefaults
+from eagle_runtime.bundle.manifest import SAMPLING_RANGES, SamplingDefaults
 from eagle_runtime.text.tokenizer import Text
 
 FILE = "generation_config.json"

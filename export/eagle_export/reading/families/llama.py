@@ -1,7 +1,7 @@
 """Llama 2, 3, 3.1 and 3.2, and what others saved with Llama's code, such as SmolLM2 and TinyLlama."""
 
 from eagle_export.reading.families.family import Family
-from eagle_runtime.bundle.sampling_defaults import SamplingDefaults
+from eagle_runtime.bundle.manifest import SamplingDefaults
 
 # Of the generation_config.json of Llama 2, 3, 3.1 and 3.2.
 SAMPLING = SamplingDefaults(temperature=0.6, top_p=0.9)

@@ -2,7 +2,7 @@
 
 from eagle_export.reading.families.family import Family
 from eagle_export.reading.families.windows import by_layer_type
-from eagle_runtime.bundle.sampling_defaults import SamplingDefaults
+from eagle_runtime.bundle.manifest import SamplingDefaults
 
 FAMILY = Family(
     name="Qwen2, Qwen2.5",

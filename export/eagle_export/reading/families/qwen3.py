@@ -2,7 +2,7 @@
 
 from eagle_export.reading.families.family import Family
 from eagle_export.reading.families.windows import by_layer_type
-from eagle_runtime.bundle.sampling_defaults import SamplingDefaults
+from eagle_runtime.bundle.manifest import SamplingDefaults
 
 # Of its generation_config.json, all sizes.
 SAMPLING = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95)

@@ -2,7 +2,7 @@
 
 from eagle_export.reading.families.family import Config, Family
 from eagle_export.reading.families.windows import by_layer_type
-from eagle_runtime.bundle.sampling_defaults import SamplingDefaults
+from eagle_runtime.bundle.manifest import SamplingDefaults
 
 
 def rotary_layers(config: Config) -> int:
