@@ -97,7 +97,6 @@ def test_an_error_of_one_ends_the_others(model: EagleModel) -> None:
     with pytest.raises(ValueError, match="a drafter of the caller's"):
         for _ in batch:
             pass
-    assert not [thread for thread in threading.enumerate() if thread.name == "eagle-batch"]
     assert model.memory().conversations == 0
 
 
@@ -105,9 +104,27 @@ def test_a_batch_may_be_left(model: EagleModel) -> None:
     batch = model.batch(PROMPTS, width=3, max_new_tokens=150, ignore_eos=True)
     next(batch)
     batch.close()  # type: ignore[attr-defined]
-    assert not [thread for thread in threading.enumerate() if thread.name == "eagle-batch"]
     assert model.memory().conversations == 0
     assert len(model.generate([1, 2, 3], max_new_tokens=4, ignore_eos=True).token_ids) == 4
+
+
+def test_all_is_computed_in_the_thread_that_asks(model: EagleModel) -> None:
+    threads = set()
+    settings: dict[str, Any] = {"max_new_tokens": 6, "ignore_eos": True}
+    for _ in model.batch(PROMPTS[:3], on_cycle=lambda _: threads.add(threading.current_thread()), **settings):
+        pass
+    assert threads == {threading.current_thread()}
+
+
+def test_an_answer_that_begins_later_joins_the_next_pass(model: EagleModel) -> None:
+    """Of two places one is free after the first answer's end: the third answer's first piece comes before the second's
+    last one."""
+    order = []
+    lengths = [2, 40, 4]
+    requests = [{"prompt": [7 + n], "max_new_tokens": length} for n, length in enumerate(lengths)]
+    for number, piece in model.batch(requests, width=2, ignore_eos=True, method="vanilla"):
+        order.append((number, piece.result is not None))
+    assert order.index((0, True)) < order.index((2, False)) < order.index((2, True)) < order.index((1, True))
 
 
 def test_a_closed_model_ends_a_batch(model: EagleModel) -> None:

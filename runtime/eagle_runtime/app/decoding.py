@@ -12,6 +12,7 @@ from eagle_runtime.app.request import Request
 from eagle_runtime.app.result import Piece, Result, usage_of
 from eagle_runtime.app.turn import TurnState
 from eagle_runtime.core.generate import Cycle, Reading
+from eagle_runtime.core.rounds import Asked
 from eagle_runtime.core.scheduler import Lease, Scheduler
 from eagle_runtime.core.target import Verification
 
@@ -26,20 +27,25 @@ def decode(
     output: Output,
     state: TurnState,
     known: Callable[[], int],
-) -> Generator[Piece, None, None]:
-    """Yields the pieces of an answer, the last one with the result. work: the loop's events, each computed in a step of
-    its own. known: returns how many tokens of the prompt did not have to be read."""
+) -> Generator[Piece | Asked, None, None]:
+    """Yields the pieces of an answer, the last one with the result, and before them the wishes for the steps that they
+    need, as Scheduler.asking does. work: the loop's events, each computed in a step of its own. known: returns how many
+    tokens of the prompt did not have to be read."""
     cycles: list[Cycle] = []
     result: Result | None = None
     times = _Times()
-    steps = scheduler.steps(lease, work)
+    steps = scheduler.asking(lease, work)
     try:
         with contextlib.closing(steps):
             while output.stop is None:
-                if state.cancelled or (event := next(steps, None)) is None:
+                event = None if state.cancelled else next(steps, None)
+                if isinstance(event, Asked):
+                    yield event
+                    event = next(steps, None)
+                if event is None:
                     output.finish("cancelled" if state.cancelled else "context_full")
                     break
-                assert not isinstance(event, Verification), "a round runs it"
+                assert not isinstance(event, Verification | Asked), "a round runs it"
                 if isinstance(event, Reading):
                     if request.on_prefill is not None:
                         left = time.perf_counter()

@@ -301,7 +301,7 @@ class EagleModel:
             merged = {**settings, **own}
             request_of(self.bundle, self._state, ids, self.context, **merged)  # which checks the settings
             begins.append(lambda ids=ids, merged=merged: self._turn_alone(ids, merged))  # type: ignore[misc]
-        return pieces_of(begins, width)
+        return pieces_of(begins, width, self._engines.rounds.serve)
 
     def _turn_alone(self, ids: list[int], settings: dict[str, Any]) -> Turn:
         """A turn with caches of its own, which are freed at its end."""
@@ -371,8 +371,8 @@ class EagleModel:
 
         lease, control = Lease(streamed=streamed), TurnState(ended)
         output = Output(self.text.stream(request.prompt), request.end, request.reader)
-        pieces = decode(scheduler, lease, work, request, output, control, lambda: state.reused)
-        return Turn(control, output, pieces, lease, self._worker)
+        events = decode(scheduler, lease, work, request, output, control, lambda: state.reused)
+        return Turn(control, output, events, self._engines.rounds.serve, lease, self._worker)
 
     def _asking(self, state: DecodingState, request: Request) -> Work:
         rounds = self._engines.rounds

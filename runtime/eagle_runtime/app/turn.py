@@ -11,7 +11,8 @@ from concurrent.futures import Executor
 from eagle_runtime.app.output import Output
 from eagle_runtime.app.result import Piece, Result
 from eagle_runtime.base.errors import BusyError
-from eagle_runtime.core.scheduler import Lease
+from eagle_runtime.core.rounds import Asked
+from eagle_runtime.core.scheduler import Lease, Serve, served
 
 
 class TurnState:
@@ -55,17 +56,25 @@ class Turn(Iterator[Piece]):
         self,
         state: TurnState,
         output: Output,
-        pieces: Generator[Piece, None, None],
+        events: Generator[Piece | Asked, None, None],
+        serve: Serve,
         lease: Lease,
         worker: Callable[[], Executor],
     ) -> None:
-        """Use `EagleModel.stream` or a Conversation. worker: returns the executor, of one thread, in which `async for`
-        computes pieces."""
+        """Use `EagleModel.stream` or a Conversation. events: as decoding.decode yields them; serve: grants their
+        wishes. worker: returns the executor, of one thread, in which `async for` computes pieces."""
         self._lease = lease
         self._state = state
         self._output = output
-        self._pieces = pieces
+        self._events = events
+        self._pieces = served(events, serve)
         self._worker = worker
+
+    @property
+    def events(self) -> Generator[Piece | Asked, None, None]:
+        """The pieces with the wishes before them, for a caller that serves those of several turns together, and asks
+        for pieces in no other way."""
+        return self._events
 
     @property
     def done(self) -> bool:
@@ -103,6 +112,7 @@ class Turn(Iterator[Piece]):
         if not self._running:
             with contextlib.suppress(ValueError):  # a thread has asked for a piece meanwhile, which is the last
                 self._pieces.close()
+                self._events.close()
                 self._lease.end()
                 self._state.end(self._output)  # also where no piece was ever asked for
 

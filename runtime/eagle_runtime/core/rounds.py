@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from eagle_runtime.core.session import JoiningSession
@@ -32,8 +32,8 @@ class Member:
 
 
 class Asked:
-    """A member's wish for its next item. wanted: the verification that it needs before; done: whether `items` or
-    `error` is there."""
+    """A member's wish for its next item, which Rounds.serve grants. wanted: the verification that it needs before;
+    done: whether `items` or `error` is there."""
 
     def __init__(self, member: Member, advance: Advance) -> None:
         self.member = member
@@ -57,6 +57,14 @@ class Asked:
     def fail(self, error: Exception) -> None:
         """End with an error."""
         self.error, self.done = error, True
+
+    def taken(self) -> list[Any]:
+        """Returns the item in a list, which is empty at the generation's end, once the wish was served. Raises what
+        `advance` or the forward pass raised."""
+        assert self.done
+        if self.error is not None:
+            raise self.error
+        return self.items
 
 
 class Rounds:
@@ -89,41 +97,38 @@ class Rounds:
             self._members.discard(member)
             self._changed.notify_all()
 
-    def next(self, member: Member, advance: Advance) -> list[Any]:
-        """Returns the next item of a generation in a list, which is empty at its end. Raises what `advance` and the
-        forward pass raise, and what Engines.step does."""
-        asked = Asked(member, advance)
+    def serve(self, wishes: Sequence[Asked]) -> None:
+        """Grant wishes of this thread, together with those that other threads wait for. Raises what Engines.step does;
+        what a generation or its forward pass raises is its wish's `error`."""
+        thread, now = this_thread(), time.perf_counter()
         with self._changed:
-            member.thread, now = this_thread(), time.perf_counter()
-            member.gap = now - member.left
-            self._waiting.append(asked)
+            for asked in wishes:
+                asked.member.thread, asked.member.gap = thread, now - asked.member.left
+            self._waiting += wishes
             self._changed.notify_all()
         try:
-            self._step(lambda: self._lead(asked))
+            self._step(lambda: self._lead(wishes))
         finally:
             with self._changed:
-                if asked in self._waiting:
-                    self._waiting.remove(asked)
-        member.left = time.perf_counter()
-        if asked.error is not None:
-            raise asked.error
-        return asked.items
+                self._waiting = [asked for asked in self._waiting if asked not in wishes]
+        left = time.perf_counter()
+        for asked in wishes:
+            asked.member.left = left
 
-    def _lead(self, own: Asked) -> None:
-        if own.done:
-            return
-        if self.joins:
-            self._wait_for_others()
-        with self._changed:
-            others = [asked for asked in self._waiting if asked is not own][: self._most - 1]
-            self._waiting = [asked for asked in self._waiting if asked is not own and asked not in others]
-        self.others = len(others)
-        try:
-            self._run([own, *others])
-        finally:
-            self.others = 0
-            with self._changed:  # after an interrupt: whoever is next leads them
-                self._waiting += [asked for asked in others if not asked.done]
+    def _lead(self, own: Sequence[Asked]) -> None:
+        while wishes := [asked for asked in own if not asked.done]:
+            if self.joins:
+                self._wait_for_others()
+            with self._changed:
+                round_of = [*wishes, *(asked for asked in self._waiting if asked not in own)][: self._most]
+                self._waiting = [asked for asked in self._waiting if asked not in round_of]
+            self.others = len(round_of) - 1
+            try:
+                self._run(round_of)
+            finally:
+                self.others = 0
+                with self._changed:  # after an interrupt: whoever is next leads them
+                    self._waiting += [asked for asked in round_of if not asked.done]
 
     def _run(self, round_of: list[Asked]) -> None:
         for asked in round_of:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TypeVar
 
 from eagle_runtime.base.errors import BusyError, RequestError
 from eagle_runtime.core.engines import Engines
+from eagle_runtime.core.rounds import Asked
 from eagle_runtime.core.ticket_queue import Ticket, TicketQueue, this_thread
 
 T = TypeVar("T")
+Serve = Callable[[Sequence[Asked]], None]
 
 
 class Lease:
@@ -53,6 +55,11 @@ class Scheduler:
 
         Raises ClosedError, BusyError at the first step, RequestError at a later one if a newer generation has taken the
         caches."""
+        return served(self.asking(lease, work), self._engines.rounds.serve)
+
+    def asking(self, lease: Lease, work: Iterator[T]) -> Generator[T | Asked, None, None]:
+        """As `steps`, with the wish for each item before it, which the caller serves (Rounds.serve) before it goes
+        on."""
         ticket = lease.ticket
         asked: float | None = time.perf_counter()  # None: counted already
         rounds = self._engines.rounds
@@ -69,7 +76,10 @@ class Scheduler:
         member = rounds.enter()
         try:
             self._begin(ticket)
-            while items := rounds.next(member, step):
+            while True:
+                yield (wish := Asked(member, step))
+                if not (items := wish.taken()):
+                    return
                 yield items[0]
                 asked = time.perf_counter()
                 ticket.thread = this_thread()
@@ -89,6 +99,16 @@ class Scheduler:
             newest.release()
         self._queue.wait_for_turn(ticket, _check_predecessor)
         self._newest = ticket
+
+
+def served(events: Generator[T | Asked, None, None], serve: Serve) -> Generator[T, None, None]:
+    """The items among events of one generation, whose wishes are served one after the other."""
+    with contextlib.closing(events):
+        for event in events:
+            if isinstance(event, Asked):
+                serve([event])
+            else:
+                yield event
 
 
 def _check_predecessor(previous: Ticket) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -173,7 +173,6 @@ def verify_together(wanted: Sequence[Verification]) -> None:
     """Verify trees of several texts in one forward pass of their common session, a JoiningSession. A row's bits are
     those of a pass of its own. Raises what Target.verify does."""
     feeds = [(one.target._feeds_of(one.tree, one.sampler), one.target.cache) for one in wanted]
-    session = wanted[0].target._session
-    assert isinstance(session, JoiningSession)
+    session = cast(JoiningSession, wanted[0].target._session)
     for one, out in zip(wanted, session.run_together(feeds), strict=True):
         one.result = out["logits"], out["features"]

@@ -94,12 +94,12 @@ class CostAwareDrafter(Drafter):
         if paused and chain is None:
             return root_only(tokens[-1])
         costs = self._costs.now
+        if others:
+            paused = paused or not self._first_level_pays(costs, len(tokens))
+            if paused and (chain is None or not one_more_pays(costs, len(tokens), float(np.exp(chain.values[0])))):
+                return root_only(tokens[-1])
         verify = costs.target.at(len(tokens))[1 : most + 1]
         plain = costs.plain_at(len(tokens))
-        if others and not paused:
-            paused = not self._first_level_pays(costs, verify, plain)
-            if paused and chain is None:
-                return root_only(tokens[-1])
         pool = Pool()
         spent, levels = (0.0, 0) if paused else self._draft(pool, chain, tokens, costs, verify)
         if chain is not None:
@@ -121,12 +121,12 @@ class CostAwareDrafter(Drafter):
                     self._gain.note(len(step.tokens), last.cost)
         self._timer.end(step.nodes)
 
-    def _first_level_pays(self, costs: Costs, verify: Seconds, plain: float) -> bool:
+    def _first_level_pays(self, costs: Costs, context: int) -> bool:
         """Whether the head's first level and the best node of it are expected to bring what they cost. What drafts lost
         of late does not say so where other texts share the pass."""
         assert self._head is not None and costs.head is not None
-        level = float(costs.head.at(self._head.cache.length)[1])
-        return (1 + float(self._child_chances[0])) * plain >= level + float(verify[1])
+        level = costs.head.of(1, self._head.cache.length)
+        return one_more_pays(costs, context, float(self._child_chances[0]), level)
 
     def _matched_chain(self, tokens: Sequence[int], most: int) -> MatchedChain | None:
         """The longest n-gram match's continuation of at most `most` tokens, if there is one."""
@@ -233,6 +233,12 @@ class _Draft(NamedTuple):
     matches: Int
     levels: int
     cost: float
+
+
+def one_more_pays(costs: Costs, context: int, chance: float, spent: float = 0.0) -> bool:
+    """Whether a node under the root that is accepted with this chance has a higher rate than the root alone. spent:
+    seconds of drafting it."""
+    return (1 + chance) * costs.plain_at(context) >= spent + costs.target.of(2, context)
 
 
 def best_size(chances: Seconds, verify: Seconds, spent: float) -> tuple[int, float]:

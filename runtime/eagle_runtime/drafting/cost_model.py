@@ -39,6 +39,11 @@ class Timings:
         seconds: Seconds = near + slope * max(0, context - self.contexts[0])
         return seconds
 
+    def of(self, rows: int, context: int) -> float:
+        """Returns the seconds of a pass over `rows` rows that follow `context` others."""
+        near, slope = line_of(self)
+        return float(near[rows]) + float(slope[rows]) * max(0, context - self.contexts[0])
+
 
 @functools.lru_cache(maxsize=16)
 def line_of(timings: Timings) -> tuple[Seconds, Seconds]:
@@ -75,9 +80,7 @@ class Costs:
 
     def plain_at(self, context: int) -> float:
         """Returns the seconds of a token without drafts."""
-        timings = self.plain or self.target
-        near, slope = line_of(timings)
-        return float(near[1]) + float(slope[1]) * max(0, context - timings.contexts[0])
+        return (self.plain or self.target).of(1, context)
 
 
 def shared(costs: Costs, others: int) -> Costs:

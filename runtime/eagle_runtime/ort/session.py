@@ -279,9 +279,12 @@ class OrtSession(BoundSession):
             results = self._computed(merged, caches[0], ends[-1])
         finally:
             self._announce([])
-        split = {"T": ends[:-1], "R": wanted_ends[:-1]}
-        parts = {name: np.split(value, split[str(self.outputs[name].shape[1])]) for name, value in results.items()}
-        return [{name: of_texts[number] for name, of_texts in parts.items()} for number in range(len(feeds))]
+        bounds = {"T": [0, *ends], "R": [0, *wanted_ends]}
+        kinds = {name: bounds[str(self.outputs[name].shape[1])] for name in results}
+        return [
+            {name: results[name][of[number] : of[number + 1]] for name, of in kinds.items()}
+            for number in range(len(feeds))
+        ]
 
 
 def texts_mask(masks: Sequence[Array], ends: Sequence[int]) -> Array:

@@ -7,8 +7,6 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from eagle_runtime.core.cache import HeadMajorCache
 
 MOST_TEXTS = 64  # of one pass (kernels/src/attention.cpp)
@@ -26,12 +24,12 @@ class Announcement:
 
     def __call__(self, caches: Sequence[HeadMajorCache]) -> None:
         """caches: of the texts, in the order of their rows; none: the next pass is of one text again."""
-        numbers = np.array([_numbers(cache) for cache in caches], np.int64)
-        if self._call(numbers.ctypes.data, len(caches)) != 0:
+        numbers = [number for cache in caches for number in _numbers(cache)]
+        if self._call((ctypes.c_int64 * len(numbers))(*numbers), len(caches)) != 0:
             raise AssertionError(f"{len(caches)} texts in one pass; the caller keeps to MOST_TEXTS")
 
 
 def _numbers(cache: HeadMajorCache) -> tuple[int, ...]:
-    keys, values = cache.arrays
-    of_keys, of_values = (keys.ctypes.data, keys.strides[0]), (values.ctypes.data, values.strides[0])
-    return (*of_keys, *of_values, cache.columns, cache.length)
+    keys, values, columns = cache.past
+    of_keys, of_values = cache.layer_bytes
+    return keys, of_keys, values, of_values, columns, cache.length
