@@ -52,7 +52,7 @@ from eagle_export.recording.recording import how_to_record, recorded_inputs
 from eagle_export.recording.shared_recording import OtherHalf, other_half
 from eagle_export.recording.source_text import Asked
 from eagle_export.recording.transitions import write_transitions
-from eagle_export.writing.automatic import Sensitivity, checked_budget, choose
+from eagle_export.writing.automatic import Choice, Sensitivity, checked_budget, choose
 from eagle_export.writing.preflight import NOTABLE, requirement_of
 from eagle_export.writing.refused import accepted, keep_refused
 from eagle_export.writing.settings import check_settings, notes_on
@@ -187,7 +187,7 @@ def export(
         if pair.head is not None:
             top_k = min(top_k, pair.head.config.draft_vocab_size)
         report = partial(_show_step, progress, task)
-        layer_choice: list[Sensitivity] = []
+        choice: Choice | None = None
         head_check: HeadCheck | None = None
         records = record and observed is None and recorded_from_source(backend, precision)
         way, notes = how_to_record(pair, calibrate) if records else (None, [])
@@ -230,7 +230,7 @@ def export(
                     if way is not None:
                         asked = None if reading is None else reading.asked()
                         recorded, missing = recorded_inputs(
-                            pair, calibrate, way, finished, report, asked, other=other, probed=precision == AUTO
+                            pair, calibrate, way, finished, report, asked, other=other, weighed=precision == AUTO
                         )
                         warnings += missing
                         give_back()
@@ -239,10 +239,12 @@ def export(
                     if precision == AUTO:
                         if recorded is None:
                             raise ExportError(f"layers cannot be chosen: {missing[0]}")
-                        layer_choice = choose(pair, recipe, top_k, recorded, budget, bundle, report)
-                        recipe = with_inputs(wide=[each.name for each in layer_choice if each.wide])
+                        choice = choose(graphs, lambda grids: with_inputs(grids=grids), recorded, budget, report)
+                        recipe = choice.plan
                 progress.update(task, description="choosing scales")
                 decisions, natives = _rewritten(recipe.passes, graphs)
+                if choice is not None:
+                    decisions["target"] = choice.done | decisions["target"]
                 total = sum(num_bytes(graph) for graph in graphs.values())
                 check_space(bundle.parent, total - folder_bytes(finished))
                 progress.update(task, total=total, completed=0)
@@ -272,7 +274,7 @@ def export(
                 warnings.append(f"the bundle is marked: {marked}")
             written_bytes = folder_bytes(folder)
     shared = shared_weights(manifest)
-    return Exported(bundle, manifest, shared, written_bytes, tuple(warnings), tuple(layer_choice), head_check)
+    return Exported(bundle, manifest, shared, written_bytes, tuple(warnings), choice.rows if choice else (), head_check)
 
 
 def _in_both(

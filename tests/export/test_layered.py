@@ -53,9 +53,7 @@ def test_recorded_inputs_are_those_of_the_whole_model(kind: str, data: Path, tmp
     layered = observe_layers(pair.target, windows, tmp_path / "inputs", pair.head)
     assert_equal(layered.inputs, whole.inputs)
     assert "head.fc.weight" in whole.inputs
-    for one, other in zip(layered.probes, whole.probes, strict=True):
-        assert one.tokens == other.tokens
-        np.testing.assert_allclose(one.logits, other.logits, atol=1e-5)
+    assert not layered.importance, "no gradients without the whole model"
     q, k = (layered.inputs.files[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qk")  # type: ignore[attr-defined]
     assert q == k, "layers that read one tensor share a file"
 

@@ -29,7 +29,7 @@ def test_two_processes_record_what_the_source_reads(
     reading, apart = reading_of_pair(pair), reading_of_pair(pair)
     assert reading is not None and apart is not None
     recordings = [
-        observe_source(pair.target, pair.text, None, pair.head, share=share, probed=False).inputs
+        observe_source(pair.target, pair.text, None, pair.head, share=share, weighed=False).inputs
         for share in (FIRST, SECOND)
     ]
 
@@ -41,8 +41,8 @@ def test_two_processes_record_what_the_source_reads(
     (finished / shared_recording.INPUTS / "of an export that was stopped").mkdir(parents=True)
     with other_half(pair, tmp_path / "bundle", reading.asked(), leave, reading.take) as other:
         assert other is not None
-        recorded = other.completed(finished, lambda step: None, probed=True)
-    assert torch.get_num_threads() == threads and len(recorded.probes) == 4
+        recorded = other.completed(finished, lambda step: None, weighed=True)
+    assert torch.get_num_threads() == threads and "model.layers.0.self_attn.q_proj.weight" in recorded.importance
     assert [path.name for path in tmp_path.iterdir()] == ["finished"], "nothing of the copy is left"
     assert set(recorded.inputs) == set(recordings[0])
     for name, seen in recorded.inputs.items():

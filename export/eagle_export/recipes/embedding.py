@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -52,9 +53,11 @@ class EmbeddingFp16(Pass[ir.Node]):
 class EmbeddingBlocks(Pass[ir.Node]):
     """Stores the table [V, H] that is indexed by input_ids as WeightBlocks stores a weight [H, V], and reads it with
     GatherBlockQuantized, an operator of ONNX Runtime. A table that is also the LM head is stored once, as it was
-    rounded there. A table whose width no size of blocks divides is stored in fp16."""
+    rounded there. A table whose width no size of blocks divides is stored in fp16. others: grids of tables that have
+    another one, by weight name."""
 
     grid: Grid
+    others: Mapping[str, Grid] = field(default_factory=dict)
     name = "embedding blocks"
 
     def pattern(self, model: ir.Model) -> list[ir.Node]:
@@ -66,8 +69,8 @@ class EmbeddingBlocks(Pass[ir.Node]):
             table, ids = node.inputs[:2]
             assert table is not None and table.const_value is not None
             tensor, name, (v, h) = table.const_value, str(table.name), table.const_value.shape.numpy()
-            tied = f"{name}.int{self.grid.bits}" in model.graph.initializers
-            grid = fitted(self.grid, h, whole=True)
+            grid = fitted(self.others.get(name, self.grid), h, whole=True)
+            tied = f"{name}.int{grid.bits}" in model.graph.initializers
             if h % grid.size:
                 changed |= EmbeddingFp16().rewrite(model, [node])
                 continue
@@ -78,10 +81,10 @@ class EmbeddingBlocks(Pass[ir.Node]):
             quantise = partial(by_parts, columns, (h, v), partial(rounded, grid=grid))
             weight, scale, *zero = stored(model, name, (h, v), quantise, grid)
             lines = insert(node, "Reshape", [weight, constant(model, "shape_lines", np.array([0, -1]))])
-            attributes = {"bits": self.grid.bits, "block_size": grid.size}
+            attributes = {"bits": grid.bits, "block_size": grid.size}
             inputs = [lines, ids, scale, *zero]
             rows = insert(node, "GatherBlockQuantized", inputs, MICROSOFT, gather_axis=0, quantize_axis=1, **attributes)
-            changed[name] = f"int{self.grid.bits} in blocks of {grid.size}"
+            changed[name] = f"int{grid.bits} in blocks of {grid.size}"
             changed[name] += ", as rounded for the LM head" if tied else ""
             replace(node, insert(node, "Cast", [rows], to=int(ir.DataType.FLOAT)))
         model.opset_imports[MICROSOFT] = 1

@@ -10,7 +10,7 @@ changes speed and acceptance, never the output.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -42,6 +42,7 @@ TABLES = Grid(4, 32, asymmetric=True)
 MIXED = Grid(4, 32, asymmetric=True)  # the layers of int4-int8 that are in four bits
 HEAD = Grid(4, 128, asymmetric=True)  # two thirds of the time of 32, for 1 % of acceptance
 AUTO = "auto"  # the precision whose layers are chosen by measuring (automatic.py)
+AUTO_GRIDS = (INT4, TABLES, Grid(4, 16, asymmetric=True), INT8)  # what they are chosen from
 SIGNED, UNSIGNED = np.int8(0), np.uint8(128)  # zero points of static int8: see Int8Static
 
 Observations = Mapping[str, Observed]
@@ -118,20 +119,18 @@ def smoothed(seen: Observations | None, simulate: Simulate) -> Passes:
     return () if seen is None else (Smooth(seen, simulate),)
 
 
-def auto_passes(seen: Observations | None, wide: frozenset[str]) -> Passes:
-    """The passes of a target in "auto": int4, but for the weights whose names are in `wide`, which are as in int8. They
-    are smoothed for int4, which does no harm to them."""
+def auto_passes(seen: Observations | None, grids: Mapping[str, Grid]) -> Passes:
+    """The passes of a target in "auto". grids: by weight name; other weights have those of int4. Layers are smoothed
+    for int4, which does no harm to wider ones."""
 
-    def in_eight(linear: Linear) -> bool:
-        return linear.name in wide
+    def grid_of(linear: Linear) -> Grid | None:
+        return grids.get(linear.name) or (TABLES if is_lm_head(linear) else None)
 
-    eight = (WeightBlocks(INT8, seen, wanted=in_eight),) if wide else ()
     return (
         *smoothed(seen, partial(simulated_blocks, INT4)),
         ExactAttention(),
-        *eight,
-        WeightBlocks(INT4, seen, other=lm_head_in(TABLES)),
-        EmbeddingBlocks(TABLES),
+        WeightBlocks(INT4, seen, other=grid_of),
+        EmbeddingBlocks(TABLES, grids),
     )
 
 
@@ -214,7 +213,7 @@ CPU = {
         draft_precision="int4",
     ),
 }
-CPU[AUTO] = dataclasses.replace(CPU["int4"], target=lambda seen: auto_passes(seen, frozenset()))
+CPU[AUTO] = dataclasses.replace(CPU["int4"], target=lambda seen: auto_passes(seen, {}))
 TENSORRT = {
     "fp16": Recipe("fp16"),
     "int8": Recipe(
@@ -286,12 +285,12 @@ def plan(
     kept: Sequence[str] = (),
     cache_precision: str | None = None,
     recorded: Observations | None = None,
-    wide: Collection[str] = (),
+    grids: Mapping[str, Grid] | None = None,
 ) -> Plan:
     """The passes for a target and its head.
 
-    recorded: inputs of both graphs' layers where there is no calibration (self_calibration.py). wide: names of the
-    weights that a target in "auto" stores in eight bits. draft_precision: None for a target without a head.
+    recorded: inputs of both graphs' layers where there is no calibration (self_calibration.py). grids: of the
+    weights of a target in "auto", by name. draft_precision: None for a target without a head.
     draft_vocab: number of tokens that the head keeps, None for all. kept: patterns of names of the target's layers that
     stay as traced. cache_precision: "int8" for a target that keeps its keys and values in bytes, None for one that
     keeps them as it computes them. Raises ExportError for a precision that the backend cannot run, two precisions that
@@ -307,7 +306,7 @@ def plan(
             )
     target = recipes[precision]
     seen = recorded if calibration is None else calibration.target
-    target_passes = auto_passes(seen, frozenset(wide)) if precision == AUTO else target.target(seen)
+    target_passes = auto_passes(seen, grids or {}) if precision == AUTO else target.target(seen)
     if cache_precision is not None:
         target_passes = _with_int8_cache(target_passes, backend, precision, cache_precision)
     if kept and not target_passes:

@@ -29,12 +29,9 @@ from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
 from eagle_export.recording.layered import LayeredModel, run_errors
 from eagle_export.recording.self_calibration import (
     MAX_TOKENS,
-    PROBES,
-    START,
     WINDOW,
     HeadInputs,
     LayerInputs,
-    Probe,
     Recorded,
 )
 from eagle_export.recording.source_text import text_starts
@@ -117,8 +114,7 @@ def observe_layers(
         spilled.add(observed)
         if head is not None:
             spilled.add(_head_inputs(checkpoint, head, windows, tapped, ends))
-        probes = tuple(_probe(model, list(windows[text]), ends[text]) for text in range(min(PROBES, len(windows))))
-        return Recorded(spilled, probes)
+        return Recorded(spilled)
 
 
 def _record_layer(model: LayeredModel, spilled: Spilled, report: Callable[[str], None]) -> None:
@@ -148,11 +144,6 @@ def _head_inputs(
         hidden = {tap: kept[text] for tap, kept in tapped.items()} | {-1: ends[text]}
         inputs.read(torch.tensor(window)[None], hidden)
     return dict(inputs.observed())
-
-
-def _probe(model: LayeredModel, tokens: list[int], end: Tensor) -> Probe:
-    rows = max(1, len(tokens) - START)
-    return Probe(tokens, model.logits(end[0, -rows:]).float().numpy())
 
 
 def _keep_tap(folder: Path, model: LayeredModel, tapped: dict[int, list[Tensor]]) -> None:

@@ -41,20 +41,20 @@ def recorded_inputs(
     asked: Asked | None = None,
     *,
     other: OtherHalf | None = None,
-    probed: bool = True,
+    weighed: bool = False,
 ) -> tuple[Recorded | None, list[str]]:
     """Returns what the source computes for a text, or None and a warning if it cannot run here.
 
     finished: a folder for what is to be read again if the export is stopped. asked: texts that the source writes
-    meanwhile, if it is in the memory as a whole. other: a copy of the process that records one half. probed: whether
-    there are to be probes. Raises ExportError instead if the text was given, and CalibrationError for one that cannot
-    be used."""
+    meanwhile, if it is in the memory as a whole. other: a copy of the process that records one half. weighed: whether
+    the importance of columns is measured, which takes the whole model. Raises ExportError instead if the text was
+    given, and CalibrationError for one that cannot be used."""
     text = pair.text
     try:
         if other is not None:
-            return other.completed(finished, report, probed=probed), []
+            return other.completed(finished, report, weighed=weighed), []
         if way == "whole":
-            return observe_source(pair.target, text, data, pair.head, report, asked, finished, probed=probed), []
+            return observe_source(pair.target, text, data, pair.head, report, asked, finished, weighed=weighed), []
         windows = texts_to_read(text, data, int(pair.config.vocab_size), int(pair.config.max_position_embeddings))
         return observe_layers(pair.target, windows, finished / FOLDER, pair.head, report), []
     except ExportError as error:

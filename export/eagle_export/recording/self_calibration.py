@@ -8,7 +8,7 @@ after a few tokens of the package's text, as LLM-QAT does (arXiv 2305.17888); wh
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,8 @@ from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
 from eagle_export.reading.families.fused_experts import expert_inputs, fused_experts
 from eagle_export.reading.families.source import load_source
 from eagle_export.recording.continuations import first_line
+from eagle_export.recording.importance import column_importance
 from eagle_export.recording.source_text import Asked, Writer, Written, text_starts
-from eagle_runtime.base.tree import Float
 from eagle_runtime.text.tokenizer import Text
 
 SEQUENCES, START, LENGTH = 44, 8, 56  # generated texts, tokens that each starts with, and tokens in all
@@ -49,25 +49,16 @@ KEPT = SEQUENCES * LENGTH  # rows of a layer's inputs that are kept: more lower 
 WINDOW, MAX_TOKENS = 256, 8192  # of a file: tokens per window, and in all
 TEXTS = 4  # that a head reads at once: more take memory for their logits
 BETWEEN_ROOTS = 4  # tokens of a text from one block of a head to the next
-PROBES = 4  # texts of which the logits are kept
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """A text and the source's logits [R, V] of its last R rows."""
-
-    tokens: list[int]
-    logits: Float
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """inputs: weight name -> inputs of its layer, of every linear layer of the target and of its head; layers that read
-    one tensor share an object.
-    probes: some of the texts that were read."""
+    one tensor share an object. importance: weight name -> [N], of the target's layers (importance.py), if that was
+    measured."""
 
     inputs: Mapping[str, Observed]
-    probes: tuple[Probe, ...]
+    importance: Mapping[str, Array] = field(default_factory=dict)
 
 
 def observe_source(
@@ -79,7 +70,7 @@ def observe_source(
     asked: Asked | None = None,
     folder: Path | None = None,
     *,
-    probed: bool = True,
+    weighed: bool = False,
     share: Collection[int] = range(SEQUENCES),
     model: Any = None,
 ) -> Recorded:
@@ -87,9 +78,10 @@ def observe_source(
 
     text: its tokenizer. data: a text file, or JSONL as eagle-calib reads it; None for text of the model's own. head: of
     the model; its inputs are recorded too. report: called with what is being done. asked: other texts that the model
-    writes meanwhile. folder: for a file that the inputs are kept in; None for the memory. probed: whether there are to
-    be probes. share: which of SEQUENCES texts of its own it writes. model: the checkpoint, if it is loaded. Raises
-    CalibrationError for a file without text, and ExportError if transformers cannot run the checkpoint."""
+    writes meanwhile. folder: for a file that the inputs are kept in; None for the memory. weighed: whether the
+    importance of columns is measured. share: which of SEQUENCES texts of its own it writes. model: the checkpoint, if
+    it is loaded. Raises CalibrationError for a file without text, and ExportError if transformers cannot run the
+    checkpoint."""
     transformers_logging.disable_progress_bar()
     file = None if folder is None else SampleFile(folder)
     try:
@@ -107,7 +99,7 @@ def observe_source(
                 written = Writer(model).write([], 0, (), asked.texts, asked.taps)[1]
         if asked is not None:
             asked.look(model, written)
-        return Recorded(observed, tuple(_probe(model, window) for window in windows[: PROBES * probed]))
+        return Recorded(observed, _importance(model, windows, report) if weighed else {})
     except (ExportError, CalibrationError):
         raise
     except Exception as error:  # transformers, safetensors and a full memory raise many kinds
@@ -157,10 +149,17 @@ def _text_by_text(passes: Sequence[int], texts: int) -> Array:
     return order
 
 
-@torch.inference_mode()
-def _probe(model: Any, tokens: list[int]) -> Probe:
-    rows = max(1, len(tokens) - START)
-    return Probe(tokens, model(input_ids=torch.tensor([tokens]), logits_to_keep=rows).logits[0].float().numpy())
+def _importance(model: Any, windows: Sequence[list[int]], report: Callable[[str], None]) -> Mapping[str, Array]:
+    """Of the columns of all layers, on KEPT tokens of the windows."""
+    count = max(1, KEPT // max(map(len, windows)))
+
+    def show(number: int) -> None:
+        report(f"measuring layers ({number} of {min(count, len(windows))} texts)")
+
+    found = dict(column_importance(model, list(linears(model)), windows[:count], show))
+    if model.config.tie_word_embeddings and LM_HEAD in found:
+        found[EMBEDDING] = found[LM_HEAD]
+    return found
 
 
 class LayerInputs:

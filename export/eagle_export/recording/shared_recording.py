@@ -48,17 +48,17 @@ class OtherHalf:
     copy: Running
     seen: Callable[[Path], None]
 
-    def completed(self, finished: Path, report: Callable[[str], None], *, probed: bool) -> Recorded:
+    def completed(self, finished: Path, report: Callable[[str], None], *, weighed: bool) -> Recorded:
         """Records this half on one thread and joins the other. finished: for inputs, as long as they are needed. Raises
         what observe_source does."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            first = _half(self.pair, self.source[0], FIRST, finished, report, probed=probed)
+            first = _half(self.pair, self.source[0], FIRST, finished, report, weighed=weighed)
             report("waiting for the other half of the recording")
             folder = self.copy.result()
             if folder is None:  # it met an error, which this process meets again
-                second = _half(self.pair, self.source[0], SECOND, finished, report, probed=False).inputs
+                second = _half(self.pair, self.source[0], SECOND, finished, report, weighed=False).inputs
             else:
                 shutil.rmtree(finished / INPUTS, ignore_errors=True)  # of an export that was stopped
                 (folder / INPUTS).rename(finished / INPUTS)
@@ -67,7 +67,7 @@ class OtherHalf:
         finally:
             self.source.clear()
             torch.set_num_threads(threads)
-        return Recorded(_Halves(first.inputs, second), first.probes)
+        return Recorded(_Halves(first.inputs, second), first.importance)
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def other_half(
         return
 
     def work(folder: Path) -> None:
-        inputs = _half(pair, source[0], SECOND, folder, lambda step: None, asked, probed=False).inputs
+        inputs = _half(pair, source[0], SECOND, folder, lambda step: None, asked, weighed=False).inputs
         assert isinstance(inputs, Joined)
         spilled, files = Spilled(folder / INPUTS), dict[tuple[int, str], str]()
         spilled.folder.mkdir()
@@ -119,10 +119,10 @@ def _half(
     report: Callable[[str], None],
     asked: Asked | None = None,
     *,
-    probed: bool,
+    weighed: bool,
 ) -> Recorded:
     return observe_source(
-        pair.target, pair.text, None, pair.head, report, asked, folder, probed=probed, share=share, model=source
+        pair.target, pair.text, None, pair.head, report, asked, folder, weighed=weighed, share=share, model=source
     )
 
 

@@ -1,34 +1,33 @@
-"""Chooses which layers of an "auto" target are in eight bits, within a size or for an agreement with the source.
+"""Chooses how each layer of an "auto" target is stored, within a size or for an agreement with the source.
 
-The target is first written with all layers in four bits, rounded to nearest. Then each layer in turn is made exact
-(worst_layers.py) and the KL from the source's own logits is measured again: what it falls by is the layer's share of
-the loss. Shares add up closely enough, because the layers' errors are independent. Layers are then widened in the order
-of their share per byte, until the size is spent or the KL that is left is small enough.
+For every layer and every grid of plan.AUTO_GRIDS the error of the layer's output on recorded inputs is computed for
+some of its columns, and weighed by what errors of these columns change in the predictions (importance.py): an estimate
+of the KL from the source that the layer adds. These add up, because the layers' errors are independent. Then the layer
+whose next grid lowers the sum most per byte gets it, until the size is spent or the KL that is left is small enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 from rich.table import Table
 
-from eagle_calib.folder import claimed
-from eagle_export.base.destination import check_space
+from eagle_calib.calibration import is_expert
 from eagle_export.base.errors import ExportError
-from eagle_export.checking.worst_layers import Layer, layer_errors, layers_of
-from eagle_export.graphs.pair import Pair, build_graphs
-from eagle_export.graphs.weights import graph_spec, num_bytes, save
-from eagle_export.recipes.blocks import fitted, stored_bits
-from eagle_export.recipes.plan import AUTO, INT4, INT8, TABLES, Plan, apply
-from eagle_export.recipes.weight_blocks import WeightBlocks
-from eagle_export.recording.self_calibration import Probe, Recorded
-from eagle_runtime import BackendError
-from eagle_runtime.bundle.manifest import GraphSpec
+from eagle_export.base.parted import parts
+from eagle_export.graphs.weights import num_bytes
+from eagle_export.recipes.blocks import Grid, fitted, rounded, stored_bits
+from eagle_export.recipes.graph import Array, Linear, linears
+from eagle_export.recipes.plan import AUTO, AUTO_GRIDS, Plan, apply
+from eagle_export.recipes.smooth import Smooth, factors_of, few_rows, inputs_of
+from eagle_export.recipes.tiles import product
+from eagle_export.recording.self_calibration import Recorded
 
-# Of the KL that is left after a layer was rounded to nearest: compensated rounding (blocks.py) leaves about half.
+ROWS, COLUMNS = 512, 256  # recorded inputs, and columns of a layer, on which its errors are computed
+# Of the KL that is left after layers were rounded to nearest: compensated rounding (compensation.py) leaves about half.
 COMPENSATED = 0.5
 # The share of tokens that rank differently is about this times the square root of the KL in nats
 # (docs/dev/precision.md).
@@ -36,14 +35,26 @@ RANKS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
+class Option:
+    """One way to store a layer. bytes: of the whole layer. kl: nats per token that it adds to the target's KL."""
+
+    grid: Grid
+    bytes: int
+    kl: float
+
+
+@dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """share: KL in nats that the layer in four bits adds to the target's. extra: bytes that eight bits add. wide:
-    whether it was chosen to be in eight bits."""
+    """What was measured of a layer. options: by their bytes. chosen: index of the one that it gets."""
 
     name: str
-    share: float
-    extra: int
-    wide: bool = False
+    options: tuple[Option, ...]
+    chosen: int = 0
+
+    @property
+    def choice(self) -> Option:
+        """The option that the layer gets."""
+        return self.options[self.chosen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,15 @@ class Budget:
 
     size: int | None
     agreement: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """rows: every layer of the target. plan: the passes that are left to run. done: what those before them did."""
+
+    rows: tuple[Sensitivity, ...]
+    plan: Plan
+    done: dict[str, str]
 
 
 def checked_budget(precision: str, agreement: float | None, size: int | None) -> Budget:
@@ -70,94 +90,170 @@ def checked_budget(precision: str, agreement: float | None, size: int | None) ->
 
 
 def choose(
-    pair: Pair, narrow: Plan, top_k: int, recorded: Recorded, budget: Budget, place: Path, report: Callable[[str], None]
-) -> list[Sensitivity]:
-    """Writes a trial next to `place`, measures it and removes it. Returns every layer of the target, those that are to
-    be wide marked.
+    graphs: Mapping[str, ir.Model],
+    plan_of: Callable[[Mapping[str, Grid]], Plan],
+    recorded: Recorded,
+    budget: Budget,
+    report: Callable[[str], None],
+) -> Choice:
+    """Smooths the target, in place, and chooses the grids of its layers.
 
-    narrow: the plan with all layers in four bits. top_k: as for build_graphs. Raises ExportError if the size is too
-    small for four bits, or the trial does not run here."""
-    report("tracing")
-    graphs = build_graphs(pair, narrow.traced, top_k)
-    layers = layers_of(graphs["target"])
-    trial = {
-        name: tuple(replace(step, observed=None) if isinstance(step, WeightBlocks) else step for step in passes)
-        for name, passes in narrow.passes.items()
-    }
-    decisions = {name: apply(trial[name], graph) for name, graph in graphs.items()}
-    least = sum(num_bytes(graph) for graph in graphs.values())
+    graphs: as traced. plan_of: returns the passes for grids by weight name. Raises ExportError if the size is too small
+    for the narrowest grids, or an agreement is asked for where only relative errors are known."""
+    if budget.agreement is not None and not recorded.importance:
+        raise ExportError(
+            "how much layers change predictions can only be measured with the whole source in memory, which has no "
+            "room here; give a size in the place of an agreement"
+        )
+    passes = plan_of({}).passes["target"]
+    first = 1 + next(index for index, step in enumerate(passes) if isinstance(step, Smooth))
+    report("choosing scales")
+    done = apply(passes[:first], graphs["target"])
+    layers = linears(graphs["target"])
+    grids = {layer.name: grids_of(layer) for layer in layers}
+
+    def left(chosen_grids: Mapping[str, Grid]) -> Plan:
+        whole = plan_of(chosen_grids)
+        return replace(whole, passes={**whole.passes, "target": whole.passes["target"][first:]})
+
+    narrow = left({name: each[0] for name, each in grids.items()})
+    least = sum(_bytes_after(narrow, name, graph) for name, graph in graphs.items())
     room = None if budget.size is None else budget.size - least
     if room is not None and room < 0:
         raise ExportError(
             f"all layers in four bits take {least / 1e6:.1f} MB and {(budget.size or 0) / 1e6:.1f} MB are allowed; "
             "allow more, or export a smaller model"
         )
-    check_space(place.parent, least)
-    with claimed(place.with_name(f"{place.name}-trial")) as work:
-        path = work / "new" / "model.onnx"
-        path.parent.mkdir()
-        report("writing a trial")
-        save(graphs["target"], path)
-        spec = graph_spec(path.name, graphs["target"], decisions["target"])
-        del graphs
-
-        def count(done: int, steps: int) -> None:
-            report(f"measuring layers ({done} of {steps})")
-
-        try:
-            rows = sensitivities(path, spec, layers, recorded.probes, count)
-        except BackendError as error:
-            raise ExportError(f"layers cannot be measured here ({error}); choose int4 or int8") from None
-    return chosen(rows, room, budget.agreement)
+    losses, most = [], recorded.inputs[layers[0].name].rows
+    for number, layer in enumerate(layers):
+        report(f"measuring layers ({number} of {len(layers)})")
+        losses.append(layer_losses(layer, grids[layer.name], recorded, most))
+    rows = chosen(_on_one_scale(layers, grids, losses), room, budget.agreement)
+    return Choice(tuple(rows), left({each.name: each.choice.grid for each in rows}), done)
 
 
-def sensitivities(
-    path: Path, spec: GraphSpec, layers: Sequence[Layer], probes: Sequence[Probe], report: Callable[[int, int], None]
+def _bytes_after(plan: Plan, name: str, graph: ir.Model) -> int:
+    trial = graph.clone()
+    apply(plan.passes[name], trial)  # weights are computed when they are written
+    return num_bytes(trial)
+
+
+def grids_of(layer: Linear) -> list[Grid]:
+    """The grids that a layer may have, by their bytes. A table that is also the embedding needs whole blocks."""
+    k = layer.shape[0]
+    fits = dict.fromkeys(fitted(grid, k, whole=layer.rotated) for grid in AUTO_GRIDS)
+    # A grid that takes the bytes of another, or more, and has larger blocks or fewer bits is of no use.
+    by_bits = {stored_bits(grid, k): grid for grid in fits}
+    return [by_bits[bits] for bits in sorted(by_bits)]
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Of a layer, by grid. values: KL in nats if `known`, else the output's relative error; None for an expert without
+    recorded rows. narrow_error: the relative error in the first grid."""
+
+    values: tuple[float, ...] | None
+    known: bool
+    narrow_error: float
+
+
+def layer_losses(layer: Linear, grids: Sequence[Grid], recorded: Recorded, most: int) -> Losses:
+    """Measures some columns of a layer, those that matter most, in each grid. most: rows that a layer read which reads
+    all; an expert's error counts by its share of them."""
+    if few_rows(layer, recorded.inputs):
+        return Losses(None, False, 0.0)
+    x, _ = inputs_of(layer, recorded.inputs)
+    x = x[:: max(1, len(x) // ROWS)]
+    importance = recorded.importance.get(layer.name)
+    read = recorded.inputs[layer.name].rows / most if is_expert(layer.name) else 1.0
+    order = np.arange(layer.shape[1]) if importance is None else np.argsort(-importance, kind="stable")
+    columns = np.sort(order[:: max(1, len(order) // COLUMNS)] if importance is None else order[:COLUMNS])
+    weight = _columns(layer, columns)
+    errors = [np.square(product(x, rounded(weight, grid).values() - weight)).mean(0) for grid in grids]
+    exact = max(float(np.square(product(x, weight)).mean(0).sum()), 1e-30)
+    relative = [read * float(each.sum()) / exact for each in errors]
+    if importance is None:
+        return Losses(tuple(relative), False, relative[0])
+    factors = factors_of(layer)
+    norms = np.square(weight if factors is None else weight / factors[:, None]).sum(0)
+    share = importance[columns] * (float(importance.sum()) / max(float(importance[columns].sum()), 1e-30))
+    share /= np.maximum(norms, 1e-30)
+    return Losses(tuple(float((each * share).sum()) for each in errors), True, relative[0])
+
+
+def _columns(layer: Linear, columns: Array) -> Array:
+    """Returns some columns of a layer's weight, [K, n]. columns: their numbers, ascending."""
+    read = layer.columns()
+    pieces = [(piece, columns[(columns >= piece.start) & (columns < piece.stop)]) for piece in parts(layer.shape, 1)]
+    return np.concatenate([read(piece)[:, wanted - piece.start] for piece, wanted in pieces if len(wanted)], 1)
+
+
+def _on_one_scale(
+    layers: Sequence[Linear], grids: Mapping[str, Sequence[Grid]], losses: Sequence[Losses]
 ) -> list[Sensitivity]:
-    """Returns the sensitivity of every layer of the graph at `path`, which has all layers in four bits, in the graph's
-    order. Takes and raises what layer_errors does."""
-    runs = [layer_errors(path, spec, layers, probe.tokens, probe.logits, report) for probe in probes]
-    return [
-        Sensitivity(
-            each[0].layer.name, float(np.mean([one.kl - one.exact for one in each])), extra_bytes(each[0].layer)
+    """Returns the options of all layers. A relative error counts as much as it does in the layers whose importance is
+    known, in the middle: those of experts and of a source that is not in the memory are not."""
+    known = [each.values[0] / each.narrow_error for each in losses if each.known and each.values and each.narrow_error]
+    scale = float(np.median(known)) if known else 1.0
+    rows = []
+    for layer, each in zip(layers, losses, strict=True):
+        (k, n), own = layer.shape, grids[layer.name]
+        values = (0.0,) * len(own) if each.values is None else each.values
+        sizes = [stored_bits(grid, k) * n // 8 for grid in own]
+        options = (
+            Option(*one) for one in zip(own, sizes, (v * (1 if each.known else scale) for v in values), strict=True)
         )
-        for each in zip(*runs, strict=True)
-    ]
-
-
-def extra_bytes(layer: Layer) -> int:
-    """Bytes that a layer takes more in eight bits than in four, steps and zero levels included."""
-    k, n = layer.shape
-    narrow = TABLES if layer.is_lm_head else INT4
-    return (stored_bits(fitted(INT8, k), k) - stored_bits(fitted(narrow, k), k)) * n // 8
+        rows.append(Sensitivity(layer.name, tuple(options)))
+    return rows
 
 
 def chosen(rows: Sequence[Sensitivity], room: int | None, agreement: float | None) -> list[Sensitivity]:
-    """Returns the layers with those marked that are to be wide. room: bytes that may be spent; agreement: the share of
-    tokens that should rank the same first. With both, layers are widened until one of them is reached."""
-    wide: set[str] = set()
-    left = COMPENSATED * sum(max(each.share, 0.0) for each in rows)
-    allowed = 0.0 if agreement is None else ((1 - agreement) / RANKS) ** 2
-    for each in sorted(rows, key=lambda each: (-each.share / each.extra, each.name)):
-        if left <= allowed or each.share <= 0:
+    """Returns the layers with the options that they get. room: bytes that may be spent beyond the first options;
+    agreement: the share of tokens that should rank the same first. With both, layers are widened until one of them is
+    reached."""
+    allowed = 0.0 if agreement is None else ((1 - agreement) / RANKS) ** 2 / COMPENSATED
+    left = sum(each.options[0].kl for each in rows)
+    now, stopped = [0] * len(rows), set[int]()
+    steps = sorted(
+        (-gain / size, rows[row].name, row, option, size, gain)
+        for row in range(len(rows))
+        for option, size, gain in _steps(rows[row].options)
+    )
+    for _, _, row, option, size, gain in steps:  # a layer's own are in their order: each gains less per byte
+        if left <= allowed:
             break
-        if room is not None and each.extra > room:
+        if row in stopped or (room is not None and size > room):
+            stopped.add(row)
             continue
-        room = None if room is None else room - each.extra
-        left -= COMPENSATED * each.share
-        wide.add(each.name)
-    return [Sensitivity(each.name, each.share, each.extra, each.name in wide) for each in rows]
+        room = None if room is None else room - size
+        left -= gain
+        now[row] = option
+    return [replace(each, chosen=option) for each, option in zip(rows, now, strict=True)]
+
+
+def _steps(options: Sequence[Option]) -> list[tuple[int, int, float]]:
+    """Returns index, added bytes and lowered KL of the options that lower the KL most per byte, from the first one on:
+    the lower convex hull."""
+    steps, at = list[tuple[int, int, float]](), 0
+    while True:
+        here = options[at]
+        later = [
+            ((here.kl - one.kl) / (one.bytes - here.bytes), index)
+            for index, one in enumerate(options)
+            if index > at and one.kl < here.kl
+        ]
+        if not later:
+            return steps
+        _, best = max(later)
+        steps.append((best, options[best].bytes - here.bytes, here.kl - options[best].kl))
+        at = best
 
 
 def table(rows: Sequence[Sensitivity]) -> Table:
-    """Returns what the choice was made from, most sensitive per byte first."""
-    result = Table("layer", "KL of four bits", "kB of eight bits", "KL per MB", "stored in", title="sensitivity")
-    for each in sorted(rows, key=lambda each: -each.share / each.extra):
-        result.add_row(
-            each.name,
-            f"{each.share:.5f}",
-            f"{each.extra / 1e3:.0f}",
-            f"{1e6 * each.share / each.extra:.4f}",
-            "int8" if each.wide else "int4",
-        )
+    """Returns what the choice was made from, the layers that cost most first."""
+    result = Table("layer", "stored in", "kB", "KL, nearest levels", "in the first grid", title="layers")
+    for each in sorted(rows, key=lambda each: -each.options[0].kl):
+        grid, first = each.choice.grid, each.options[0]
+        stored = f"int{grid.bits} in blocks of {grid.size}"
+        result.add_row(each.name, stored, f"{each.choice.bytes / 1e3:.0f}", f"{each.choice.kl:.5f}", f"{first.kl:.5f}")
     return result

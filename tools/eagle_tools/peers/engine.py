@@ -42,6 +42,8 @@ FORMATS = (
     *(Format(LLAMA_CPP, name) for name in ("q8_0", "q4_0", "q4_K_M")),
     *(Format(engine, name) for engine in (GENAI, OPENVINO) for name in ("int8", "int4")),
 )
+# Those of comparisons of precision: slower forms of four bits that are closer to the source are among them.
+ALL_FORMATS = (*FORMATS, Format(LLAMA_CPP, "iq4_nl"), Format(LLAMA_CPP, "iq4_xs"))
 
 
 class Decoding(Protocol):
@@ -71,10 +73,10 @@ class Engine(Protocol):
 
 def format_of(name: str) -> Format:
     """Returns the format called ENGINE/FORMAT. Raises RequestError for an unknown name."""
-    for known in FORMATS:
+    for known in ALL_FORMATS:
         if str(known) == name:
             return known
-    raise RequestError(f"peer {name!r} is unknown; there is {', '.join(map(str, FORMATS))}")
+    raise RequestError(f"peer {name!r} is unknown; there is {', '.join(map(str, ALL_FORMATS))}")
 
 
 def installed(modules: Sequence[str]) -> bool:

@@ -18,6 +18,8 @@ FILE_TYPES = {
     "q8_0": "LLAMA_FTYPE_MOSTLY_Q8_0",
     "q4_0": "LLAMA_FTYPE_MOSTLY_Q4_0",
     "q4_K_M": "LLAMA_FTYPE_MOSTLY_Q4_K_M",
+    "iq4_nl": "LLAMA_FTYPE_MOSTLY_IQ4_NL",
+    "iq4_xs": "LLAMA_FTYPE_MOSTLY_IQ4_XS",
 }
 
 

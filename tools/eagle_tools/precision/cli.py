@@ -18,7 +18,7 @@ from eagle_runtime.commands.command import Parser, run_command
 from eagle_tools.bench.machine import physical_cores
 from eagle_tools.bench.peers import Peers, check_peers, converted_peers, load_peers, stored_target
 from eagle_tools.bench.rows import precision_name
-from eagle_tools.peers.engine import FORMATS, format_of
+from eagle_tools.peers.engine import ALL_FORMATS, format_of
 from eagle_tools.precision.closeness import Passage, Scorer, compare_texts, own_text
 from eagle_tools.precision.rows import Row, rows_of, tables
 from eagle_tools.precision.speed import CONTEXT, NODES, Answerer, BundleAnswers, PeerAnswers, prompt_of, time_models
@@ -57,7 +57,7 @@ def _measured(args: argparse.Namespace, bundles: Sequence[Path], questions: Sequ
     from rich.progress import Progress
 
     threads = args.threads or physical_cores()
-    formats = [format_of(name) for name in args.peer_formats.split(",")] if args.peer_formats else FORMATS
+    formats = [format_of(name) for name in args.peer_formats.split(",")] if args.peer_formats else ALL_FORMATS
     source = None if args.peer_target is None else check_peers(args.peer_target, formats)
     with contextlib.ExitStack() as stack:
         models = [stack.enter_context(EagleModel.load(bundle, threads=args.threads)) for bundle in bundles]
