@@ -26,7 +26,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 QUICK := $(PYTEST) -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 AS_AVX2 = PYTHONPATH=$(CURDIR)/.avx2
 
-.PHONY: setup kernels wheels kernels-elsewhere test test-slow test-avx2 numeric-avx2 test-native lint site demo bench processors faults transformers clean
+.PHONY: setup kernels lint-kernels sanitize wheels kernels-elsewhere test test-slow test-avx2 numeric-avx2 test-native lint site demo bench processors faults transformers clean
 .DEFAULT_GOAL := test
 
 setup: .venv/.installed
@@ -42,6 +42,20 @@ setup: .venv/.installed
 kernels: setup
 	@command -v c++ >/dev/null || { echo "no C++ compiler: install one (Debian: g++); without it portable graphs run"; exit 1; }
 	$(BIN)/python -m pip install --quiet ./kernels
+
+# Their source by clang-format and clang-tidy (kernels/.clang-tidy says what is looked for). Half a minute.
+lint-kernels: setup
+	@$(BIN)/python -m pip install --quiet --editable ".[kernels]"
+	$(BIN)/clang-format --dry-run --Werror kernels/src/*
+	@$(BIN)/cmake -S kernels -B .sanitized/lint -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
+	printf '%s\n' kernels/src/*.cpp | xargs -P 2 -n 1 $(BIN)/clang-tidy --quiet -p .sanitized/lint
+
+# Their tests with a library that ends the process at the first access out of bounds and at what C++ leaves undefined
+# (AddressSanitizer, UndefinedBehaviorSanitizer; of GCC). Half a minute.
+SANITIZERS = $(shell c++ -print-file-name=libasan.so) $(shell c++ -print-file-name=libubsan.so)
+sanitize: setup
+	@$(BIN)/python -m pip install --quiet --upgrade --target .sanitized ./kernels -C cmake.define.SANITIZE=ON -C install.strip=false
+	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(SANITIZERS)" PYTHONPATH=$(CURDIR)/.sanitized $(BIN)/pytest -n 0 tests/kernels -k "not small"
 
 # Wheels of the native operators for six systems, in dist; then the operators on ARM64 and on Windows, by emulation
 # (docs/dev/kernels.md). The first time takes half an hour.
@@ -120,4 +134,4 @@ transformers: setup
 	done
 
 clean:
-	rm -rf .venv .site .demo .avx2 .elsewhere .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .site .demo .avx2 .sanitized .elsewhere .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,7 +9,7 @@
 namespace eagle {
 #if defined(__linux__)
 namespace {
-constexpr size_t PAGE = size_t(2) << 20;    // a large page
+constexpr size_t PAGE = size_t(2) << 20;     // a large page
 constexpr size_t REGION = size_t(64) << 20;  // of addresses; pages are provided as they are written
 
 // Allocations lie one after the other in regions, each of which is returned to the system with its last allocation.
@@ -26,8 +26,7 @@ bool busy = false;
 
 struct Lock {
   Lock() {
-    while (__atomic_test_and_set(&busy, __ATOMIC_ACQUIRE)) {
-    }
+    while (__atomic_test_and_set(&busy, __ATOMIC_ACQUIRE)) {}
   }
   ~Lock() { __atomic_clear(&busy, __ATOMIC_RELEASE); }
 };

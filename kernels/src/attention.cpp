@@ -21,7 +21,7 @@
 
 namespace eagle {
 namespace {
-constexpr double FEW = 100e3;      // multiply-adds that one thread computes as fast as several
+constexpr double FEW = 100e3;       // multiply-adds that one thread computes as fast as several
 constexpr int64_t SPLIT_ROWS = 32;  // up to so many rows columns are split among threads, above rows are
 constexpr int64_t BLOCK_ROWS = 48;  // rows times query heads per key of one piece of work, where rows are split
 constexpr int64_t MANY = 8192;      // numbers that are worth several threads' rotating or folding
@@ -49,7 +49,8 @@ ort::Status create(const Source& source, void** what) {
   source.attribute("window", &node.window);
   source.attribute("softcap", &node.cap);
   if (!sizes || node.heads < 1 || node.heads > 4096 || node.kv_heads < 1 || node.heads % node.kv_heads ||
-      node.width < 8 || node.width > 1024 || node.width % 8 || node.window < 0 || !(node.cap >= 0) || source.outputs != 3)
+      node.width < 8 || node.width > 1024 || node.width % 8 || node.window < 0 || !(node.cap >= 0) ||
+      source.outputs != 3)
     return ort::error("ExactTreeAttention: heads, kv_heads, width, scale, window or softcap are missing or wrong");
   node.kernels = &chosen();
   Heads* p = make<Heads>();
@@ -135,7 +136,8 @@ ort::Status read(const Heads& node, Pass* pass, Attention* job, const float** ma
   j.committed = by_rows ? j.columns - j.earlier : j.positions[0];
   if (j.committed < 0 || j.committed > j.columns)
     return ort::error("ExactTreeAttention: the first position is not a number of columns of the cache");
-  j.q = static_cast<const float*>(q.data), j.k = static_cast<const float*>(k.data), j.v = static_cast<const float*>(v.data);
+  j.q = static_cast<const float*>(q.data), j.k = static_cast<const float*>(k.data),
+  j.v = static_cast<const float*>(v.data);
   j.past_keys = keys.data, j.past_values = values.data;
   j.cosine = static_cast<const float*>(cosine.data), j.sine = static_cast<const float*>(sine.data);
   *mask = static_cast<const float*>(tree.data);
@@ -148,8 +150,9 @@ ort::Status read(const Heads& node, Pass* pass, Attention* job, const float** ma
 // The rows of one text: `count` texts follow each other in a mask's last column, or there is one alone.
 ort::Status divide(const float* mask, int64_t rows, bool several, Visible* seen, Pass* pass) {
   const int64_t apart = seen->apart;
-  seen->count = several ? static_cast<int64_t>(mask[rows * apart - 1]) + 1 : 1;
-  if (seen->count < 1 || seen->count > rows || (several && seen->count != text_count))
+  const float last = several ? mask[rows * apart - 1] : 0;
+  seen->count = last >= 0 && last < static_cast<float>(rows) ? static_cast<int64_t>(last) + 1 : 0;
+  if (seen->count < 1 || (several && seen->count != text_count))
     return ort::error("ExactTreeAttention: rows are of other texts than those that were announced");
   seen->texts = pass->memory.get_zeros<Seen>(static_cast<size_t>(seen->count));
   if (seen->texts == nullptr) return ort::error(NO_MEMORY);
@@ -219,7 +222,8 @@ ort::Status narrow_to(const Seen& seen, int64_t i, const Heads& node, Attention*
   Attention& j = *job;
   const int64_t D = j.width, row = seen.row, from = row * j.kv_heads * D;
   const Text &first = texts[0], &own = texts[i];
-  const int64_t layer = first.key_layer > 0 ? (reinterpret_cast<int64_t>(j.past_keys) - first.keys) / first.key_layer : -1;
+  const int64_t layer =
+      first.key_layer > 0 ? (reinterpret_cast<int64_t>(j.past_keys) - first.keys) / first.key_layer : -1;
   if (layer < 0 || first.keys + layer * first.key_layer != reinterpret_cast<int64_t>(j.past_keys) ||
       first.values + layer * first.value_layer != reinterpret_cast<int64_t>(j.past_values) ||
       first.columns != j.columns || own.columns < 1 || own.committed < 0 || own.committed > own.columns)
@@ -353,14 +357,23 @@ ort::Status plan(const void* what, Pass* pass) {
   return nullptr;
 }
 
-constexpr Operator DECLARED = {
-    "ExactTreeAttention", 9, 7, 3, 3,
-    [](size_t i) { return int(i == 5 ? ort::INT64 : i == 3 || i == 4 ? ort::ANY : ort::FLOAT); }, false};
-constexpr ort::CustomOp OPERATOR = declaration<DECLARED>(
-    [](const ort::CustomOp*, const void*, const void* info, void** kernel) { return create_one(ATTENTION, info, kernel); });
+constexpr Operator DECLARED = {"ExactTreeAttention",
+                               9,
+                               7,
+                               3,
+                               3,
+                               [](size_t i) {
+                                 return int(i == 5 ? ort::INT64 : i == 3 || i == 4 ? ort::ANY : ort::FLOAT);
+                               },
+                               false};
+constexpr ort::CustomOp OPERATOR =
+    declaration<DECLARED>([](const ort::CustomOp*, const void*, const void* info, void** kernel) {
+      return create_one(ATTENTION, info, kernel);
+    });
 }  // namespace
 
-const Kind ATTENTION = {9, [](int) { return true; }, create, [](void* what) { unmake(static_cast<Heads*>(what)); }, plan};
+const Kind ATTENTION = {9, [](int) { return true; }, create, [](void* what) { unmake(static_cast<Heads*>(what)); },
+                        plan};
 
 const ort::CustomOp* attention_operator() { return &OPERATOR; }
 }  // namespace eagle

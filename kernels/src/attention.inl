@@ -39,7 +39,8 @@ static void scores(const Attention& job, const float* q, int64_t rows, const K* 
       for (int64_t i = 0; i < 4 * apart; i += LINE_OF_CACHE / int64_t(sizeof(K)))
         __builtin_prefetch(keys + (c + KEYS_AHEAD) * apart + i);
     int64_t r = 0;
-    for (; r + 3 <= rows; r += 3) score_tile<3>(q + r * job.width, job.width, four, job.width, out + r * LINE + c, LINE);
+    for (; r + 3 <= rows; r += 3)
+      score_tile<3>(q + r * job.width, job.width, four, job.width, out + r * LINE + c, LINE);
     if (rows - r == 2) score_tile<2>(q + r * job.width, job.width, four, job.width, out + r * LINE + c, LINE);
     if (rows - r == 1) score_tile<1>(q + r * job.width, job.width, four, job.width, out + r * LINE + c, LINE);
   }
@@ -143,7 +144,9 @@ static void prepare(const Attention& job, int64_t h) {
   }
 }
 
-struct Sums { float *top, *total, *mixed; };  // [rows], [rows], [rows, D]; top is LOWEST of a row that has seen nothing
+struct Sums {
+  float *top, *total, *mixed;
+};  // [rows], [rows], [rows, D]; top is LOWEST of a row that has seen nothing
 
 // Adds sums over later columns to those over earlier ones.
 static inline void fold(int64_t width, float& top, float& total, float* mixed, float top2, float total2,

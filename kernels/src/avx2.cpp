@@ -29,7 +29,8 @@ INLINE __m256i four_bytes(const void* p) {
 template <int R, bool SIGNED>
 INLINE void join_block(const uint8_t* meta, const __m256i* i0, const __m256i* i1, const float* scales,
                        const int32_t* sums, int64_t blocks, float* f) {
-  const __m256 s0 = load(reinterpret_cast<const uint16_t*>(meta)), s1 = load(reinterpret_cast<const uint16_t*>(meta + 16));
+  const __m256 s0 = load(reinterpret_cast<const uint16_t*>(meta)),
+               s1 = load(reinterpret_cast<const uint16_t*>(meta + 16));
   const __m128i zeros = _mm_loadu_si128(reinterpret_cast<const __m128i*>(meta + 32));
   const __m128i upper = _mm_srli_si128(zeros, 8);
   const __m256i word = _mm256_set1_epi32(0xffff);
@@ -166,19 +167,25 @@ void product(const Weight& w, int64_t panel, int64_t first, int64_t count, int r
                   w.blocks,
                   first > 0};
   switch (rows) {
-    case 1: return any_tile<1>(t, w.bits);
-    case 2: return any_tile<2>(t, w.bits);
-    case 3: return any_tile<3>(t, w.bits);
-    case 4: return any_tile<4>(t, w.bits);
-    case 5: return any_tile<5>(t, w.bits);
-    default: return any_tile<6>(t, w.bits);
+    case 1:
+      return any_tile<1>(t, w.bits);
+    case 2:
+      return any_tile<2>(t, w.bits);
+    case 3:
+      return any_tile<3>(t, w.bits);
+    case 4:
+      return any_tile<4>(t, w.bits);
+    case 5:
+      return any_tile<5>(t, w.bits);
+    default:
+      return any_tile<6>(t, w.bits);
   }
 }
 }  // namespace
 
 const Kernels* avx2_kernels() {
-  static const Kernels kernels = {"avx2",  2,       true, true, {4, 6}, before, quantise, product,
-                                  prepare, scratch, part, join, whole_rows};
+  static const Kernels kernels = {"avx2",  2,       true,    true, {4, 6}, before,    quantise,
+                                  product, prepare, scratch, part, join,   whole_rows};
   return has_avx2(features()) ? &kernels : nullptr;
 }
 }  // namespace eagle

@@ -6,7 +6,8 @@
 namespace eagle {
 namespace {
 using Provider = const Kernels* (*)();
-constexpr Provider PROVIDERS[] = {  // from the best
+// From the best.
+constexpr Provider PROVIDERS[] = {
 #if defined(__x86_64__) || defined(_M_X64)
     avx512_kernels,
     vnni_kernels,

@@ -11,9 +11,9 @@
 
 namespace eagle {
 namespace {
-constexpr size_t SEATS = 256;  // threads that may help, at most
+constexpr size_t SEATS = 256;      // threads that may help, at most
 constexpr size_t AHEAD = 1 << 17;  // bytes that a waiting thread fetches: a quarter of a core's own cache
-constexpr int SPINS = 50000;   // waits of some ten nanoseconds before others may have the processor
+constexpr int SPINS = 50000;       // waits of some ten nanoseconds before others may have the processor
 
 inline void wait_a_little(int* spins) {
   if (++*spins > SPINS) {
@@ -60,7 +60,8 @@ class Crew {
       const int64_t threads = __atomic_load_n(&threads_, __ATOMIC_RELAXED);
       const int64_t share = (phase.pieces - first) / (threads > 1 ? threads : 2);  // the second will soon be here
       const int64_t last = first + (share > 1 ? share : 1);
-      if (!__atomic_compare_exchange_n(&phase.progress.claimed, &first, last, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+      if (!__atomic_compare_exchange_n(&phase.progress.claimed, &first, last, false, __ATOMIC_RELAXED,
+                                       __ATOMIC_RELAXED))
         continue;
       phase.run(phase.work, first, last, scratch);
       if (__atomic_add_fetch(&phase.progress.done, last - first, __ATOMIC_ACQ_REL) == phase.pieces)
@@ -71,7 +72,8 @@ class Crew {
 
   void wait_for_the_end_of(int64_t p) const {
     const uint8_t *at = nullptr, *end = nullptr;
-    for (int64_t next = p + 1; next < count_ && at == nullptr; next++) at = phases_[next].read, end = at + bytes_ahead(next);
+    for (int64_t next = p + 1; next < count_ && at == nullptr; next++)
+      at = phases_[next].read, end = at + bytes_ahead(next);
     for (int spins = 0; open() == p;) {
       if (at == end) wait_a_little(&spins);
       for (int i = 0; i < 4 && at < end; i++, at += ALIGNMENT) __builtin_prefetch(at);

@@ -9,7 +9,7 @@ struct Phase {
   void (*run)(const void* work, int64_t first, int64_t last, uint8_t* scratch);  // pieces first .. last - 1
   const void* work;
   int64_t pieces;
-  bool alone;  // by the thread that ended the phase before: too small to be shared
+  bool alone;           // by the thread that ended the phase before: too small to be shared
   const uint8_t* read;  // memory that is read from here on, or null: threads that wait for the phase fetch some of it
   size_t read_bytes;
   struct alignas(64) Progress {

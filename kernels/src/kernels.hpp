@@ -20,8 +20,8 @@ constexpr int64_t META = 48;   // bytes per panel and block: 16 steps in fp16, 1
 struct Weight {
   int64_t inputs, columns, block, blocks, panels;  // K, N, channels per block, blocks per column, panels of columns
   int bits;                                        // 4 or 8
-  uint8_t* levels;  // [panels, blocks, block * 16 * bits / 8]: see Kernels::group
-  uint8_t* meta;    // [panels, blocks, META]
+  uint8_t* levels;                                 // [panels, blocks, block * 16 * bits / 8]: see Kernels::group
+  uint8_t* meta;                                   // [panels, blocks, META]
   int64_t panel_bytes() const { return blocks * block * PANEL * bits / 8; }
 };
 
@@ -37,8 +37,8 @@ struct Before {
 // Rows of activations of one tile, quantised. values: for each group of inputs, that of row 0, of row 1, ...
 struct Rows {
   const void* values;
-  const float* scales;   // [rows, blocks]
-  const int32_t* sums;   // [rows, blocks], of q over a block
+  const float* scales;  // [rows, blocks]
+  const int32_t* sums;  // [rows, blocks], of q over a block
 };
 
 // --------------------------------------------------------------------------------------------------------- attention
@@ -49,25 +49,25 @@ struct Rows {
 constexpr int64_t BLOCK = 128, GROUP = 256;
 
 struct Attention {
-  int64_t rows, committed, columns;         // T, valid columns of the cache, columns that it is laid out for
-  int64_t heads, kv_heads, width, cut;      // D; values of a head are stored in pieces of `cut`
-  int64_t window;                           // positions that a row sees, itself included; 0: all
-  float scale, cap;                         // cap 0: scores have no bound
-  bool half;                                // the cache holds fp16
-  bool writes;                              // new keys and values go to the columns after the committed ones too
-  const float *q, *k, *v;                   // [T, heads, D], [T, kv_heads, D] twice
-  const float *cosine, *sine;               // [T, D / 2], or null: q and k are rotated already
-  const void *past_keys, *past_values;      // column 0 of head 0
-  int64_t key_head, key_column;             // numbers from one head to the next, and from one column to the next
+  int64_t rows, committed, columns;     // T, valid columns of the cache, columns that it is laid out for
+  int64_t heads, kv_heads, width, cut;  // D; values of a head are stored in pieces of `cut`
+  int64_t window;                       // positions that a row sees, itself included; 0: all
+  float scale, cap;                     // cap 0: scores have no bound
+  bool half;                            // the cache holds fp16
+  bool writes;                          // new keys and values go to the columns after the committed ones too
+  const float *q, *k, *v;               // [T, heads, D], [T, kv_heads, D] twice
+  const float *cosine, *sine;           // [T, D / 2], or null: q and k are rotated already
+  const void *past_keys, *past_values;  // column 0 of head 0
+  int64_t key_head, key_column;         // numbers from one head to the next, and from one column to the next
   int64_t value_head, value_column, value_piece;
-  const int64_t* positions;                 // [T]
-  int64_t earlier;                          // rows of the tree that the cache holds after the committed ones
-  float *out, *new_keys, *new_values;       // [T, heads, D], [earlier + T, kv_heads, D] twice
-  bool chain;                               // row t sees the tree's rows 0..t; else those in `seen`
-  const int32_t *seen, *first;              // row t sees seen[first[t]] .. seen[first[t + 1] - 1], ascending
-  int64_t longest;                          // the most of the tree's rows that one sees
-  float* queries;                           // [kv_heads, T, heads / kv_heads, D], rotated and scaled
-  float* parts;                             // [kv_heads, groups, T * heads / kv_heads, D + 2]; split work only
+  const int64_t* positions;            // [T]
+  int64_t earlier;                     // rows of the tree that the cache holds after the committed ones
+  float *out, *new_keys, *new_values;  // [T, heads, D], [earlier + T, kv_heads, D] twice
+  bool chain;                          // row t sees the tree's rows 0..t; else those in `seen`
+  const int32_t *seen, *first;         // row t sees seen[first[t]] .. seen[first[t + 1] - 1], ascending
+  int64_t longest;                     // the most of the tree's rows that one sees
+  float* queries;                      // [kv_heads, T, heads / kv_heads, D], rotated and scaled
+  float* parts;                        // [kv_heads, groups, T * heads / kv_heads, D + 2]; split work only
   int64_t groups;
 
   int64_t sharing() const { return heads / kv_heads; }

@@ -3,7 +3,9 @@
 
 using V = __m256;
 static inline V load(const float* p) { return _mm256_loadu_ps(p); }
-static inline V load(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+static inline V load(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
 static inline void store(float* p, V v) { _mm256_storeu_ps(p, v); }
 static inline void store(uint16_t* p, V v) {  // values that fp16 has
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
@@ -29,7 +31,9 @@ static inline void four_sums(V a, V b, V c, V d, float* out) {
   const V t = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
   _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1)));
 }
-static inline V halved(V a) { return _mm256_cvtph_ps(_mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }  // to fp16 and back
+static inline V halved(V a) {
+  return _mm256_cvtph_ps(_mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}  // to fp16 and back
 // Sixteen values to the nearest whole numbers, -127 to 127; returns their sum.
 static inline int32_t narrow(const float* x, V factor, int8_t* out) {
   const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(load(x), factor));
@@ -45,13 +49,18 @@ static inline int32_t narrow(const float* x, V factor, int8_t* out) {
 
 #elif defined(LANES_NEON)
 
-struct V { float32x4_t a, b; };
+struct V {
+  float32x4_t a, b;
+};
 static inline V load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
 static inline V load(const uint16_t* p) {
   const float16x8_t h = vreinterpretq_f16_u16(vld1q_u16(p));
   return {vcvt_f32_f16(vget_low_f16(h)), vcvt_f32_f16(vget_high_f16(h))};
 }
-static inline void store(float* p, V v) { vst1q_f32(p, v.a); vst1q_f32(p + 4, v.b); }
+static inline void store(float* p, V v) {
+  vst1q_f32(p, v.a);
+  vst1q_f32(p + 4, v.b);
+}
 static inline void store(uint16_t* p, V v) {  // values that fp16 has
   vst1q_u16(p, vreinterpretq_u16_f16(vcombine_f16(vcvt_f16_f32(v.a), vcvt_f16_f32(v.b))));
 }
@@ -96,7 +105,9 @@ static inline int32_t narrow(const float* x, V factor, int8_t* out) {
 
 #else  // the plain form, which defines the bits
 
-struct V { float x[8]; };
+struct V {
+  float x[8];
+};
 #define EACH for (int i = 0; i < 8; i++)
 static inline float of_half(uint16_t h) {
   const uint32_t sign = (h & 0x8000u) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
@@ -122,27 +133,90 @@ static inline uint16_t to_half(float x) {  // to nearest even
   }
   return static_cast<uint16_t>(sign | ((bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13));
 }
-static inline V load(const float* p) { V r; memcpy(r.x, p, 32); return r; }
-static inline V load(const uint16_t* p) { V r; EACH r.x[i] = of_half(p[i]); return r; }
+static inline V load(const float* p) {
+  V r;
+  memcpy(r.x, p, 32);
+  return r;
+}
+static inline V load(const uint16_t* p) {
+  V r;
+  EACH r.x[i] = of_half(p[i]);
+  return r;
+}
 static inline void store(float* p, V v) { memcpy(p, v.x, 32); }
 static inline void store(uint16_t* p, V v) { EACH p[i] = to_half(v.x[i]); }  // values that fp16 has
-static inline V halved(V a) { V r; EACH r.x[i] = of_half(to_half(a.x[i])); return r; }
-static inline V all(float x) { V r; EACH r.x[i] = x; return r; }
-static inline V fma(V a, V b, V c) { V r; EACH r.x[i] = __builtin_fmaf(a.x[i], b.x[i], c.x[i]); return r; }
-static inline V add(V a, V b) { V r; EACH r.x[i] = a.x[i] + b.x[i]; return r; }
-static inline V sub(V a, V b) { V r; EACH r.x[i] = a.x[i] - b.x[i]; return r; }
-static inline V mul(V a, V b) { V r; EACH r.x[i] = a.x[i] * b.x[i]; return r; }
-static inline V div(V a, V b) { V r; EACH r.x[i] = a.x[i] / b.x[i]; return r; }
-static inline V root(V a) { V r; EACH r.x[i] = __builtin_sqrtf(a.x[i]); return r; }
-static inline V larger(V a, V b) { V r; EACH r.x[i] = a.x[i] > b.x[i] ? a.x[i] : b.x[i]; return r; }
-static inline V absolute(V a) { V r; EACH r.x[i] = __builtin_fabsf(a.x[i]); return r; }
-static inline V with_sign(V a, V s) { V r; EACH r.x[i] = __builtin_copysignf(a.x[i], s.x[i]); return r; }
-static inline V at_sign(V x, V p, V n) { V r; EACH r.x[i] = x.x[i] >= 0 ? p.x[i] : n.x[i]; return r; }
-static inline V nearest(V a) { V r; EACH r.x[i] = __builtin_nearbyintf(a.x[i]); return r; }
+static inline V halved(V a) {
+  V r;
+  EACH r.x[i] = of_half(to_half(a.x[i]));
+  return r;
+}
+static inline V all(float x) {
+  V r;
+  EACH r.x[i] = x;
+  return r;
+}
+static inline V fma(V a, V b, V c) {
+  V r;
+  EACH r.x[i] = __builtin_fmaf(a.x[i], b.x[i], c.x[i]);
+  return r;
+}
+static inline V add(V a, V b) {
+  V r;
+  EACH r.x[i] = a.x[i] + b.x[i];
+  return r;
+}
+static inline V sub(V a, V b) {
+  V r;
+  EACH r.x[i] = a.x[i] - b.x[i];
+  return r;
+}
+static inline V mul(V a, V b) {
+  V r;
+  EACH r.x[i] = a.x[i] * b.x[i];
+  return r;
+}
+static inline V div(V a, V b) {
+  V r;
+  EACH r.x[i] = a.x[i] / b.x[i];
+  return r;
+}
+static inline V root(V a) {
+  V r;
+  EACH r.x[i] = __builtin_sqrtf(a.x[i]);
+  return r;
+}
+static inline V larger(V a, V b) {
+  V r;
+  EACH r.x[i] = a.x[i] > b.x[i] ? a.x[i] : b.x[i];
+  return r;
+}
+static inline V absolute(V a) {
+  V r;
+  EACH r.x[i] = __builtin_fabsf(a.x[i]);
+  return r;
+}
+static inline V with_sign(V a, V s) {
+  V r;
+  EACH r.x[i] = __builtin_copysignf(a.x[i], s.x[i]);
+  return r;
+}
+static inline V at_sign(V x, V p, V n) {
+  V r;
+  EACH r.x[i] = x.x[i] >= 0 ? p.x[i] : n.x[i];
+  return r;
+}
+static inline V nearest(V a) {
+  V r;
+  EACH r.x[i] = __builtin_nearbyintf(a.x[i]);
+  return r;
+}
 static inline int32_t whole(float x) { return x >= -1e9f && x <= 1e9f ? static_cast<int32_t>(x) : INT32_MIN; }
 static inline V power2(V n) {
   V r;
-  EACH { const uint32_t bits = static_cast<uint32_t>(whole(n.x[i]) + 127) << 23; memcpy(&r.x[i], &bits, 4); }
+  EACH {
+    const uint32_t bits = static_cast<uint32_t>(whole(n.x[i]) + 127) << 23;
+    memcpy(&r.x[i], &bits, 4);
+  }
   return r;
 }
 static inline void four_sums(V a, V b, V c, V d, float* out) {
@@ -182,7 +256,11 @@ static inline V exponential(V x) {
   y = fma(y, mul(r, r), add(r, all(1.f)));
   return mul(y, power2(n));
 }
-static inline float first_of(V v) { float t[8]; store(t, v); return t[0]; }
+static inline float first_of(V v) {
+  float t[8];
+  store(t, v);
+  return t[0];
+}
 static inline float exponential(float x) { return first_of(exponential(all(x))); }
 static inline float sum_of(V v) {
   float t[8];

@@ -31,13 +31,14 @@ constexpr int WORDS = PANEL / 4;  // vectors of four columns
 template <bool SIGNED>
 inline void join_block(const uint8_t* meta, const int32x4_t* sums, float scale, int32_t rows_sum, float32x4_t* f) {
   const uint8x16_t zeros = vld1q_u8(meta + 32);
-  const int16x8_t low = SIGNED ? vmovl_s8(vreinterpret_s8_u8(vget_low_u8(zeros)))
-                               : vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(zeros)));
-  const int16x8_t high = SIGNED ? vmovl_s8(vreinterpret_s8_u8(vget_high_u8(zeros)))
-                                : vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(zeros)));
+  const int16x8_t low =
+      SIGNED ? vmovl_s8(vreinterpret_s8_u8(vget_low_u8(zeros))) : vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(zeros)));
+  const int16x8_t high =
+      SIGNED ? vmovl_s8(vreinterpret_s8_u8(vget_high_u8(zeros))) : vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(zeros)));
   const int32x4_t zero[WORDS] = {vmovl_s16(vget_low_s16(low)), vmovl_s16(vget_high_s16(low)),
                                  vmovl_s16(vget_low_s16(high)), vmovl_s16(vget_high_s16(high))};
-  const V steps[2] = {load(reinterpret_cast<const uint16_t*>(meta)), load(reinterpret_cast<const uint16_t*>(meta + 16))};
+  const V steps[2] = {load(reinterpret_cast<const uint16_t*>(meta)),
+                      load(reinterpret_cast<const uint16_t*>(meta + 16))};
   const float32x4_t step[WORDS] = {steps[0].a, steps[0].b, steps[1].a, steps[1].b};
   for (int i = 0; i < WORDS; i++)
     f[i] = vfmaq_f32(f[i], vcvtq_f32_s32(vmlsq_n_s32(sums[i], zero[i], rows_sum)), vmulq_n_f32(step[i], scale));
@@ -78,15 +79,20 @@ WITH_DOTPROD __attribute__((noinline)) void tile(const Weight& weight, const uin
 }
 
 template <int BITS>
-void any_tile(const Weight& w, int64_t panel, int64_t first, int64_t count, int rows, Rows x, float* y, int64_t stride) {
+void any_tile(const Weight& w, int64_t panel, int64_t first, int64_t count, int rows, Rows x, float* y,
+              int64_t stride) {
   const uint8_t* levels = w.levels + panel * w.panel_bytes() + first * w.block * PANEL * BITS / 8;
   const uint8_t* meta = w.meta + (panel * w.blocks + first) * META;
   x.scales += first, x.sums += first;
   switch (rows) {
-    case 1: return tile<1, BITS>(w, levels, meta, count, x, y, stride, first > 0);
-    case 2: return tile<2, BITS>(w, levels, meta, count, x, y, stride, first > 0);
-    case 3: return tile<3, BITS>(w, levels, meta, count, x, y, stride, first > 0);
-    default: return tile<4, BITS>(w, levels, meta, count, x, y, stride, first > 0);
+    case 1:
+      return tile<1, BITS>(w, levels, meta, count, x, y, stride, first > 0);
+    case 2:
+      return tile<2, BITS>(w, levels, meta, count, x, y, stride, first > 0);
+    case 3:
+      return tile<3, BITS>(w, levels, meta, count, x, y, stride, first > 0);
+    default:
+      return tile<4, BITS>(w, levels, meta, count, x, y, stride, first > 0);
   }
 }
 
@@ -108,8 +114,8 @@ bool has_dotprod() {
 }  // namespace
 
 const Kernels* neon_kernels() {
-  static const Kernels kernels = {"neon",  4,       false, true, {4, 4}, before, quantise, product,
-                                  prepare, scratch, part,  join, whole_rows};
+  static const Kernels kernels = {"neon",  4,       false,   true, {4, 4}, before,    quantise,
+                                  product, prepare, scratch, part, join,   whole_rows};
   return has_dotprod() ? &kernels : nullptr;
 }
 }  // namespace eagle

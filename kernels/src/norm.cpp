@@ -81,8 +81,8 @@ constexpr ort::CustomOp OPERATOR = declaration<DECLARED>(
     [](const ort::CustomOp*, const void*, const void* info, void** kernel) { return create_one(NORMS, info, kernel); });
 }  // namespace
 
-const Kind NORMS = {INPUTS, [](int i) { return i != FACTORS; }, create, [](void* what) { unmake(static_cast<Norm*>(what)); },
-                   plan};
+const Kind NORMS = {INPUTS, [](int i) { return i != FACTORS; }, create,
+                    [](void* what) { unmake(static_cast<Norm*>(what)); }, plan};
 
 const ort::CustomOp* norm_operator() { return &OPERATOR; }
 }  // namespace eagle

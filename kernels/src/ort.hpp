@@ -56,7 +56,7 @@ struct CustomOp {  // OrtCustomOp up to KernelComputeV2
   size_t (*output_count)(const CustomOp*);
   void (*compute_without_status)(void*, void*);
   void (*destroy)(void*);
-  int (*input_kind)(const CustomOp*, size_t);   // 0 required, 1 optional
+  int (*input_kind)(const CustomOp*, size_t);  // 0 required, 1 optional
   int (*output_kind)(const CustomOp*, size_t);
   int (*input_memory)(const CustomOp*, size_t);
   int (*variadic_input_least)(const CustomOp*);
@@ -74,7 +74,10 @@ Status call(Entry entry, A... arguments) {
   return reinterpret_cast<Status (*)(A...)>(api[entry])(arguments...);
 }
 
-inline Status error(const char* message) { return call(CREATE_STATUS, int(INVALID_ARGUMENT), message); }
+// Never null, so that a function that fails is seen to fail.
+__attribute__((returns_nonnull)) inline Status error(const char* message) {
+  return call(CREATE_STATUS, int(INVALID_ARGUMENT), message);
+}
 
 // A tensor that the engine owns. data is null for an optional input that is absent.
 struct Tensor {
@@ -90,7 +93,7 @@ struct Tensor {
   }
 };
 
-Status describe(void* value, Tensor* tensor);             // the tensor of an OrtValue; of null, an absent one
+Status describe(void* value, Tensor* tensor);  // the tensor of an OrtValue; of null, an absent one
 Status input(void* context, size_t index, Tensor* tensor);
 Status constant(const void* info, size_t index, Tensor* tensor);  // fails if the input is no initializer
 Status output(void* context, size_t index, const int64_t* dims, size_t rank, float** data);

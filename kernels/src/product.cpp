@@ -19,10 +19,11 @@
 
 namespace eagle {
 namespace {
-constexpr int MOST = 3;                 // weights of one operator
-constexpr int NORM = 3 * MOST + 1, UP = NORM + 1, ADDED = UP + 1, BIAS = ADDED + 1, INPUTS = BIAS + MOST;  // places of inputs
-constexpr int64_t MANY = 8192;          // inputs that are worth several threads' quantising
-constexpr int64_t FEW = 50000;          // multiply-adds that one thread computes as fast as several: two microseconds
+constexpr int MOST = 3;  // weights of one operator
+constexpr int NORM = 3 * MOST + 1, UP = NORM + 1, ADDED = UP + 1, BIAS = ADDED + 1,
+              INPUTS = BIAS + MOST;       // places of inputs
+constexpr int64_t MANY = 8192;            // inputs that are worth several threads' quantising
+constexpr int64_t FEW = 50000;            // multiply-adds that one thread computes as fast as several: two microseconds
 constexpr int64_t INPUTS_AT_ONCE = 1024;  // whose levels of one panel stay in the first cache while rows change
 
 struct Product {
@@ -100,11 +101,13 @@ ort::Status read_weight(const Source& source, int index, int64_t inputs, const K
   const bool has_columns = source.attribute(name, &columns);
   memcpy(name, "block_0", 8), name[6] = last;
   const bool has_block = source.attribute(name, &block);
-  if (!has_bits || !has_columns || !has_block) return ort::error("RowExactMatMul: bits, N or block of a weight is missing");
+  if (!has_bits || !has_columns || !has_block)
+    return ort::error("RowExactMatMul: bits, N or block of a weight is missing");
   if ((bits != 4 && bits != 8) || block < 16 || block > 256 || (block & (block - 1)) || columns < 1 ||
       columns > (int64_t(1) << 31))
     return ort::error("RowExactMatMul: bits must be 4 or 8, and block a power of two from 16 to 256");
-  *w = {inputs, columns, block, (inputs + block - 1) / block, (columns + PANEL - 1) / PANEL, int(bits), nullptr, nullptr};
+  *w = {inputs,    columns, block,  (inputs + block - 1) / block, (columns + PANEL - 1) / PANEL,
+        int(bits), nullptr, nullptr};
   ort::Tensor levels, steps, zeros;
   RETURN_IF_ERROR(source.constant(3 * index + 1, &levels));
   RETURN_IF_ERROR(source.constant(3 * index + 2, &steps));
@@ -114,7 +117,8 @@ ort::Status read_weight(const Source& source, int index, int64_t inputs, const K
                      steps.dims[1] == w->blocks;
   const bool sound_zeros = zeros.data == nullptr || (zeros.is(ort::UINT8, 2) && zeros.dims[0] == columns &&
                                                      zeros.dims[1] == (w->blocks * bits + 7) / 8);
-  if (!sound || !sound_zeros) return ort::error("RowExactMatMul: a weight's levels, steps or zero levels have another shape or type");
+  if (!sound || !sound_zeros)
+    return ort::error("RowExactMatMul: a weight's levels, steps or zero levels have another shape or type");
   w->levels = allocate_weights(static_cast<size_t>(w->panels * w->panel_bytes()) + 64);
   w->meta = allocate_weights(static_cast<size_t>(w->panels * w->blocks * META) + 64);
   if (w->levels == nullptr || w->meta == nullptr) return ort::error(NO_MEMORY);
@@ -142,8 +146,8 @@ ort::Status read_before(const Source& source, int64_t channels, Product* p) {
   constexpr const char* UNSOUND = "RowExactMatMul: norm, epsilon or activation do not fit each other or K";
   RETURN_IF_ERROR(read_numbers(source, NORM, channels, UNSOUND, &p->norm));
   p->before.norm = p->norm;
-  const bool sound = p->norm == nullptr || (source.attribute("epsilon", &p->before.epsilon) && p->before.epsilon >= 0 &&
-                                            activation == NONE);
+  const bool sound = p->norm == nullptr ||
+                     (source.attribute("epsilon", &p->before.epsilon) && p->before.epsilon >= 0 && activation == NONE);
   return !sound || (p->before.any() && channels % 8) ? ort::error(UNSOUND) : nullptr;
 }
 
@@ -170,7 +174,7 @@ ort::Status create(const Source& source, void** what) {
 struct Input {
   int64_t block = 0, blocks = 0;
   bool wide = false;
-  int most = 1;  // rows of a tile
+  int most = 1;               // rows of a tile
   uint8_t* values = nullptr;  // [rows, blocks * block], tile by tile
   float* scales = nullptr;
   int32_t* sums = nullptr;
@@ -229,7 +233,8 @@ void panels(const Kernels& kernels, const Weight& w, const Input& in, int64_t ro
         const int n = tile_rows(t, rows, in.most);
         const bool only = rows <= in.most, end = t + n == rows;
         const uint8_t* ahead = only ? here + 1024 : end ? here + count * block_bytes : here;
-        const Rows x = {in.values + t * in.row_bytes() + b * unit * n, in.scales + t * in.blocks, in.sums + t * in.blocks};
+        const Rows x = {in.values + t * in.row_bytes() + b * unit * n, in.scales + t * in.blocks,
+                        in.sums + t * in.blocks};
         float* out = y + t * w.columns + column;
         if (left >= PANEL) kernels.product(w, panel, b, count, n, x, out, w.columns, ahead);
         else {
@@ -254,7 +259,7 @@ struct Work {  // of one pass
   int64_t rows, total;  // panels of all weights
   int count;            // of inputs
   Input inputs[MOST];
-  int reads[MOST];      // which of them a weight reads
+  int reads[MOST];  // which of them a weight reads
   float* out[MOST];
 };
 
@@ -295,8 +300,8 @@ ort::Status lay_out_inputs(const Product& p, Pass* pass, Work* work) {
     const bool wide = w.bits == 8 && p.kernels->wide_inputs;
     const int most = p.kernels->tile_rows[w.bits == 8];
     int n = 0;
-    while (n < work->count && !(work->inputs[n].block == w.block && work->inputs[n].wide == wide &&
-                                work->inputs[n].most == most))
+    while (n < work->count &&
+           !(work->inputs[n].block == w.block && work->inputs[n].wide == wide && work->inputs[n].most == most))
       n++;
     work->reads[i] = n;
     if (n < work->count) continue;
@@ -328,7 +333,8 @@ ort::Status plan(const void* what, Pass* pass) {
   const bool gates = p.before.activation != NONE;
   if (gates != (up.data != nullptr) || (gates && (up.type != ort::FLOAT || up.count() != x.count())))
     return ort::error("RowExactMatMul: up has another shape or type, or stands without an activation");
-  if (added.data != nullptr && (p.count > 1 || added.type != ort::FLOAT || added.count() != rows * p.weights[0].columns))
+  if (added.data != nullptr &&
+      (p.count > 1 || added.type != ort::FLOAT || added.count() != rows * p.weights[0].columns))
     return ort::error("RowExactMatMul: added has another shape or type");
   Work* work = pass->memory.get_zeros<Work>(1);
   if (work == nullptr) return ort::error(NO_MEMORY);
@@ -357,11 +363,19 @@ ort::Status plan(const void* what, Pass* pass) {
   return nullptr;
 }
 
-constexpr Operator DECLARED = {
-    "RowExactMatMul", INPUTS, 3, MOST, 1,
-    [](size_t i) { return int(i == 0 || i >= NORM ? ort::FLOAT : i % 3 == 2 ? ort::FLOAT16 : ort::UINT8); }, false};
-constexpr ort::CustomOp OPERATOR = declaration<DECLARED>(
-    [](const ort::CustomOp*, const void*, const void* info, void** kernel) { return create_one(PRODUCT, info, kernel); });
+constexpr Operator DECLARED = {"RowExactMatMul",
+                               INPUTS,
+                               3,
+                               MOST,
+                               1,
+                               [](size_t i) {
+                                 return int(i == 0 || i >= NORM ? ort::FLOAT : i % 3 == 2 ? ort::FLOAT16 : ort::UINT8);
+                               },
+                               false};
+constexpr ort::CustomOp OPERATOR =
+    declaration<DECLARED>([](const ort::CustomOp*, const void*, const void* info, void** kernel) {
+      return create_one(PRODUCT, info, kernel);
+    });
 }  // namespace
 
 const Kind PRODUCT = {INPUTS, [](int i) { return i == 0 || i == UP || i == ADDED; }, create,

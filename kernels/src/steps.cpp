@@ -70,7 +70,8 @@ bool find_places(Steps* all, Memory* memory) {
   return true;
 }
 
-ort::Status read_plan(const void* info, const ort::Tensor& plan, int64_t node_inputs, int64_t node_outputs, Steps* all) {
+ort::Status read_plan(const void* info, const ort::Tensor& plan, int64_t node_inputs, int64_t node_outputs,
+                      Steps* all) {
   const int64_t *rows = static_cast<const int64_t*>(plan.data), width = plan.dims[1];
   const int known_inputs = static_cast<int>(width - 1 - STEP_OUTPUTS);
   const int64_t n = all->count * STEP_OUTPUTS;
@@ -88,7 +89,8 @@ ort::Status read_plan(const void* info, const ort::Tensor& plan, int64_t node_in
       const bool known = at == -1 || (at > 0 && at < node_inputs) || (at < -1 && -2 - at < s * STEP_OUTPUTS);
       if (!known || (i >= step.kind->inputs && at != -1))
         return ort::error("RowExactSteps: the plan has an input that is not there");
-      if (at < -1 && all->outputs[-2 - at] == -2) return ort::error("RowExactSteps: the plan has an input that is not there");
+      if (at < -1 && all->outputs[-2 - at] == -2)
+        return ort::error("RowExactSteps: the plan has an input that is not there");
       step.in[i] = at == -1 || !step.kind->read(i) ? -1 : at > 0 ? all->value_of(at) : at;
       if (at < -1 && step.in[i] == -1) return ort::error("RowExactSteps: a weight is not an initializer of the graph");
     }
@@ -126,8 +128,9 @@ ort::Status read_steps(const void* info, Steps* all) {
   RETURN_IF_ERROR(ort::call(ort::INFO_INPUT_COUNT, info, &inputs));
   RETURN_IF_ERROR(ort::call(ort::INFO_OUTPUT_COUNT, info, &outputs));
   RETURN_IF_ERROR(ort::constant(info, 0, &plan));
-  if (!plan.is(ort::INT64, 2) || (plan.dims[1] != PLAN_WIDTH && plan.dims[1] != PLAN_WIDTH - STEP_INPUTS + WITHOUT_BIASES) || plan.dims[0] < 1 || plan.dims[0] > MOST_STEPS ||
-      inputs > size_t(MOST_NODE_INPUTS))
+  if (!plan.is(ort::INT64, 2) ||
+      (plan.dims[1] != PLAN_WIDTH && plan.dims[1] != PLAN_WIDTH - STEP_INPUTS + WITHOUT_BIASES) || plan.dims[0] < 1 ||
+      plan.dims[0] > MOST_STEPS || inputs > size_t(MOST_NODE_INPUTS))
     return ort::error("RowExactSteps: the plan has another shape or type");
   if (!all->make_room(plan.dims[0], int64_t(inputs))) return ort::error(NO_MEMORY);
   return read_plan(info, plan, int64_t(inputs), int64_t(outputs), all);

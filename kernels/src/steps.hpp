@@ -17,7 +17,7 @@ struct Source {
   int64_t number;         // of a step among others, whose attributes begin with "s<number>_"; -1: of the only one
   const int64_t* places;  // of its inputs among the node's; negative: not among them
   int outputs;
-  int inputs;             // that `places` has
+  int inputs;  // that `places` has
 
   bool attribute(const char* name, int64_t* value) const;  // false: absent
   bool attribute(const char* name, float* value) const;
@@ -46,17 +46,20 @@ struct Step;
 struct Pass {
   void* context;
   Memory memory;
-  const Step* step = nullptr;      // the one at hand
-  ort::Tensor* values = nullptr;   // that steps read and write; without data until they are known
+  const Step* step = nullptr;        // the one at hand
+  ort::Tensor* values = nullptr;     // that steps read and write; without data until they are known
   const int64_t* outputs = nullptr;  // see Steps
   int64_t given = 0;                 // values that the node gets: the first ones
-  struct Place { uint8_t* data; size_t size; };
-  Place* places = nullptr;           // of values that only steps see
-  Place work{};                      // of what a step needs until it ends
+  struct Place {
+    uint8_t* data;
+    size_t size;
+  };
+  Place* places = nullptr;  // of values that only steps see
+  Place work{};             // of what a step needs until it ends
   Phase* phases = nullptr;
-  int64_t count = 0;               // of phases
+  int64_t count = 0;  // of phases
   size_t scratch = 0;
-  Visible visible{};               // of the last mask that was read
+  Visible visible{};  // of the last mask that was read
 
   Pass(void* context, void** kept) : context(context), memory(kept) {}
 
@@ -113,8 +116,12 @@ constexpr ort::CustomOp declaration(ort::Status (*create)(const ort::CustomOp*, 
           [](Op) { return op.outputs; },
           nullptr,
           destroy_steps,
-          [](Op, size_t i) { return op.variadic && i + 1 == op.inputs ? 2 : i < op.required ? 0 : 1; },
-          [](Op, size_t i) { return op.variadic ? 2 : i < op.certain ? 0 : 1; },
+          [](Op, size_t i) { return op.variadic && i + 1 == op.inputs ? 2
+                                    : i < op.required                 ? 0
+                                                                      : 1; },
+          [](Op, size_t i) { return op.variadic      ? 2
+                                    : i < op.certain ? 0
+                                                     : 1; },
           [](Op, size_t) { return 0; },
           [](Op) { return int(op.variadic); },
           [](Op) { return 0; },

@@ -4,7 +4,11 @@
 #if defined(__AVX512F__)  // sixteen columns are one register
 using Ints = __m512i;
 using Floats = __m512;
-INLINE Ints each(const void* four) { int32_t v; memcpy(&v, four, 4); return _mm512_set1_epi32(v); }
+INLINE Ints each(const void* four) {
+  int32_t v;
+  memcpy(&v, four, 4);
+  return _mm512_set1_epi32(v);
+}
 INLINE Ints dots(Ints sum, Ints levels, Ints values) { return _mm512_dpbusd_epi32(sum, levels, values); }
 INLINE Ints pairs(Ints a, Ints b) { return _mm512_madd_epi16(a, b); }
 INLINE Floats read(const float* p) { return _mm512_loadu_ps(p); }
@@ -28,8 +32,12 @@ INLINE Ints four_levels(const uint8_t* p) {
   return _mm512_and_si512(both, _mm512_set1_epi8(15));
 }
 #else  // two registers
-struct Ints { __m256i a, b; };
-struct Floats { __m256 a, b; };
+struct Ints {
+  __m256i a, b;
+};
+struct Floats {
+  __m256 a, b;
+};
 INLINE Ints each(const void* four) {
   int32_t v;
   memcpy(&v, four, 4);
@@ -68,8 +76,8 @@ INLINE Ints four_levels(const uint8_t* p) {
 
 // A block's sum begins at minus its zero level times the row's sum, which fits 16 bits, as the zero level does.
 template <int R, int BITS>
-__attribute__((noinline)) void tile(const Weight& weight, const uint8_t* levels, const uint8_t* meta, int64_t count, Rows x,
-                                    float* y, int64_t stride, bool more, const uint8_t* ahead) {
+__attribute__((noinline)) void tile(const Weight& weight, const uint8_t* levels, const uint8_t* meta, int64_t count,
+                                    Rows x, float* y, int64_t stride, bool more, const uint8_t* ahead) {
   constexpr int64_t STEP = 4 * PANEL * BITS / 8;  // bytes of the levels of four inputs
   const int8_t* values = static_cast<const int8_t*>(x.values);
   Floats f[R];
@@ -100,9 +108,9 @@ void product(const Weight& w, int64_t panel, int64_t first, int64_t count, int r
   const uint8_t* levels = w.levels + panel * w.panel_bytes() + first * w.block * PANEL * w.bits / 8;
   const uint8_t* meta = w.meta + (panel * w.blocks + first) * META;
   x.scales += first, x.sums += first;
-#define TILE(R)                                                                                                  \
-  case R:                                                                                                        \
-    return w.bits == 4 ? tile<R, 4>(w, levels, meta, count, x, y, stride, first > 0, ahead)                      \
+#define TILE(R)                                                                             \
+  case R:                                                                                   \
+    return w.bits == 4 ? tile<R, 4>(w, levels, meta, count, x, y, stride, first > 0, ahead) \
                        : tile<R, 8>(w, levels, meta, count, x, y, stride, first > 0, ahead)
   switch (rows) {
     TILE(1);
@@ -113,6 +121,8 @@ void product(const Weight& w, int64_t panel, int64_t first, int64_t count, int r
     TILE(6);
     TILE(7);
     TILE(8);
+    default:
+      return;  // no tile has more rows
   }
 #undef TILE
 }
