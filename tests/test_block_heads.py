@@ -26,6 +26,7 @@ from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import EagleWarning
 from eagle_runtime.base.tree import node_depths
 from eagle_runtime.core.generate import Cycle
+from eagle_runtime.core.head import Proposal
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.block_head import BlockHead as RuntimeHead
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
@@ -93,6 +94,33 @@ def model(head: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Eagl
     export(GOLDEN / "target", head, bundle, precision="fp32", certify=False)
     with EagleModel.load(bundle, threads=1) as opened:
         yield opened
+
+
+def test_what_is_read_ahead_counts_as_drafted(model: EagleModel, prompts: list[list[int]]) -> None:
+    """The proposal after tokens that follow the root, and those below it, are the same whether these tokens were fed as
+    a chain or read ahead."""
+    runtime, text, ahead = model.bundle.head, prompts[0], [40, 41]
+    assert isinstance(runtime, RuntimeHead) and len(ahead) <= runtime.most_ahead
+    _, features = model.bundle.target.prefill(text[:-1])
+
+    def fed(tokens: list[int], proposal: Proposal) -> list[Proposal]:
+        children = []
+        for depth, token in enumerate(tokens):
+            proposal = runtime.feed(np.array([token]), proposal.hidden[:1], np.array([depth - 1]), 0, depth)
+            children.append(proposal)
+        return children
+
+    def first(read: Callable[[], Proposal]) -> Proposal:
+        runtime.truncate(0)
+        runtime.note(features)
+        return read()
+
+    wanted = fed([*ahead, 42], first(lambda: runtime.catch_up(text)))[1:]
+    read = first(lambda: runtime.read_ahead(text, ahead))
+    for one, other in zip([read, *fed([42], read)], wanted, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-6)
+        assert one.position == other.position
 
 
 def test_drafts_are_those_of_the_torch_module(head: Path, model: EagleModel, prompts: list[list[int]]) -> None:

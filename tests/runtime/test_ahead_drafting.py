@@ -18,6 +18,7 @@ from eagle_runtime import EagleModel
 from eagle_runtime.core.cache import NoRows
 from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.generate import generate
+from eagle_runtime.core.head import AheadReader
 from eagle_runtime.drafting.ahead_heads import MEDUSA_CHOICES, AheadHeads, HydraHeads, MedusaHeads
 from eagle_runtime.drafting.head import NEVER, Scratch
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree
@@ -217,6 +218,28 @@ def test_levels_are_those_of_the_heads(ahead_model: Models, kind: str) -> None:
             else:
                 assert not np.array_equal(proposal.log_probs[0], proposal.log_probs[1])
     assert head.cache.length == 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ahead", [[65], [65, 70]])
+def test_what_is_read_ahead_counts_as_drafted(ahead_model: Models, kind: str, ahead: list[int]) -> None:
+    """The proposal after tokens that follow the root, and those below it, are the same whether these tokens were fed as
+    a chain or read ahead."""
+    head = ahead_model(kind).head
+    assert isinstance(head, AheadReader)
+    text = texts()[0][:20]
+    list(DecodingState(ahead_model(kind).bundle.target, head).read(text))
+    proposal = head.catch_up([*text, 64])
+    children: list[Any] = []
+    with Scratch(head) as scratch:
+        for number, token in enumerate([*ahead, 75]):
+            children.append(scratch.feed(np.array([token]), proposal.hidden[:1], np.array([number - 1])))
+            proposal = children[-1]
+    assert len(ahead) <= head.most_ahead and not head.keeps_ahead
+    read = head.read_ahead([*text, 64], ahead)
+    same_proposal(read, children[-2])
+    with Scratch(head) as scratch:
+        same_proposal(scratch.feed(np.array([75]), read.hidden[:1], np.array([-1])), children[-1])
 
 
 @pytest.mark.parametrize("kind", KINDS)

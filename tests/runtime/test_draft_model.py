@@ -56,6 +56,18 @@ def test_proposals_of_a_growing_tree_are_those_of_the_text_down_to_each_node() -
         assert third.position == len(text) + 2 and head.cache.length == len(text)
 
 
+def test_what_is_read_ahead_is_read_once() -> None:
+    model = FakeTarget(LANGUAGE)
+    head = DraftModelHead(Target(model, 40))
+    read = head.read_ahead([1, 2, 3], [4, 5])
+    assert read.position == 5 and head.cache.length == 5
+    assert read.tokens[0].tolist() == np.argsort(-log_probs_after([1, 2, 3, 4, 5]), kind="stable").tolist()
+    head.note(np.zeros((4, 2), np.float32))  # the root was 3: the large model has verified 1 to 4
+    assert head.unread == 1
+    head.catch_up([1, 2, 3, 4, 5])
+    assert head.cache.length == 5
+
+
 def test_what_it_has_not_read_is_counted_and_forgotten_with_the_text() -> None:
     head = DraftModelHead(Target(FakeTarget(LANGUAGE), 40))
     head.note(np.zeros((4, 2), np.float32))  # five tokens, of which the last is the root

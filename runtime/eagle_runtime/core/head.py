@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +87,18 @@ class DraftHead(Protocol):
         """Add scratch rows for one level of a tree; returns a proposal for each (see Scratch.feed).
 
         committed: rows of the cache before the tree's; depth: of the level, 0 for the root's children."""
+
+
+@runtime_checkable
+class AheadReader(Protocol):
+    """A head that can propose what comes after tokens that will follow the text. most_ahead: how many; keeps_ahead:
+    whether their rows stay in its cache, until that is cut to the rows before."""
+
+    most_ahead: int
+    keeps_ahead: bool
+
+    def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int], rows: int | None = None) -> Proposal:
+        """As DraftHead.catch_up, but returns the proposal after `ahead`, which follow the root: at most most_ahead."""
 
 
 class ForgettingHead(DraftHead, Protocol):

@@ -36,6 +36,7 @@ class AheadHeads:
     The cache holds nothing; its length counts verified rows."""
 
     row_counts = ONE_ROW
+    keeps_ahead = False
 
     def __init__(self, session: Session, capacity: int, scratch: int, heads: int, top_k: int, vocab_size: int) -> None:
         """capacity: verified tokens; scratch: rows that growing one tree may ask for; heads: D; vocab_size: of the
@@ -45,6 +46,7 @@ class AheadHeads:
         self.cache = NoRows(capacity + scratch)
         self.top_k = top_k
         self._heads = heads
+        self.most_ahead = heads - 1
         self._dtype = session.inputs["features"].dtype
         self._feature: Float | None = None  # [1, H]
         self._end = 0  # the position after it
@@ -83,6 +85,10 @@ class AheadHeads:
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead."""
+        return self.read_ahead(tokens, ())
+
+    def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int], rows: int | None = None) -> Proposal:
+        """As in AheadReader."""
         raise NotImplementedError
 
     def _take_feature(self, tokens: Sequence[int]) -> Float:
@@ -111,19 +117,20 @@ class MedusaHeads(AheadHeads):
         super().__init__(session, capacity, scratch, heads, top_k, vocab_size)
         self._proposed: tuple[Int, Float] = (np.empty((0, top_k), np.int64), np.empty((0, top_k), np.float32))
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
-        """As in DraftHead."""
+    def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int], rows: int | None = None) -> Proposal:
+        """As in AheadReader: the heads of the positions ahead are left out."""
         out = self._session.run({"features": self._take_feature(tokens)}, self.cache)
-        self._proposed = self._output_check.checked(out["token_ids"], out["log_probs"])
-        ids, log_probs = self._proposed
+        ids, log_probs = self._output_check.checked(out["token_ids"], out["log_probs"])
+        ids, log_probs = self._proposed = ids[len(ahead) :], log_probs[len(ahead) :]
+        self._position += len(ahead)
         return Proposal(ids[:1], log_probs[:1], np.zeros(1, np.int64), self._position)
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
         """As in DraftHead, without a forward pass."""
         count, place = len(tokens), depth + 1
-        if place >= self._heads:
-            return self._nothing(count, place)
         ids, log_probs = self._proposed
+        if place >= len(ids):
+            return self._nothing(count, place)
         rows = np.full(count, place)
         return Proposal(ids[rows], log_probs[rows], np.zeros(count, np.int64), self._position + place)
 
@@ -141,17 +148,19 @@ class HydraHeads(AheadHeads):
         super().__init__(session, capacity, scratch, len(names), top_k, vocab_size)
         self._no_paths = {name: np.empty((0, depth + 1), np.int64) for depth, name in enumerate(names)}
         self._paths: Int = np.empty((0, len(names)), np.int64)  # of all fed rows: the root and the tokens after it
+        self._ahead = 0  # of these tokens, those that were read ahead
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
-        """As in DraftHead."""
+    def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int], rows: int | None = None) -> Proposal:
+        """As in AheadReader: every path begins with the tokens ahead."""
         self._take_feature(tokens)
+        self._ahead = len(ahead)
         self._paths = np.zeros((1, self._heads), np.int64)
-        self._paths[0, 0] = tokens[-1]
-        return self._level(self._paths, 0)
+        self._paths[0, : 1 + self._ahead] = [tokens[-1], *ahead]
+        return self._level(self._paths, self._ahead)
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
         """As in DraftHead."""
-        place = depth + 1
+        place = self._ahead + depth + 1
         if place >= self._heads:
             return self._nothing(len(tokens), place)
         paths: Int = self._paths[np.asarray(hidden)]

@@ -30,6 +30,7 @@ class BlockHead(Head):
     """A Head (head.py) that drafts in blocks."""
 
     free_levels = True
+    keeps_ahead = False
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class BlockHead(Head):
         self._ids = np.full(block.size, block.mask_id, np.int64)
         self._offsets = row_numbers(block.size)
         self._drafting = drafting_rows(block)
+        self.most_ahead = len(self._drafting) - 1
         # Engines have a fixed number of rows, and rows that see later ones draft other tokens without them.
         fixed = isinstance(session.inputs["input_ids"].shape[1], int) or not block.causal
         self.row_counts = range(block.size if fixed else int(self._drafting[0]) + 1, block.size + 1)
@@ -57,9 +59,14 @@ class BlockHead(Head):
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead."""
+        return self.read_ahead(tokens, (), rows)
+
+    def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int], rows: int | None = None) -> Proposal:
+        """As in AheadReader: the block is longer by the positions ahead, whose tokens it does not know."""
         _, features = self._to_read(tokens)
         root = self._first + self.cache.length + len(features)
-        count = rows or self.row_counts[-1]
+        known = len(ahead)
+        count = min((rows or self.row_counts[-1]) + known, self.row_counts[-1])
         self._ids[0] = tokens[-1]
         if isinstance(features, np.ndarray):
             features = np.ascontiguousarray(features, self._feature_dtype)
@@ -75,10 +82,15 @@ class BlockHead(Head):
         )
         self.cache.advance(len(features))
         self._have_read()
-        self._position = root + 1
-        self._tokens, self._log_probs = self._output_check.checked(out["token_ids"], out["log_probs"])
+        self._position = root + 1 + known
+        proposed, log_probs = self._output_check.checked(out["token_ids"], out["log_probs"])
+        self._tokens, self._log_probs = proposed[known:], log_probs[known:]
         if self._transitions is not None:
-            self._scores = np.clip(out["scores"], LOWEST, 0)  # a copy
+            self._scores = np.clip(out["scores"][known:], LOWEST, 0)  # a copy
+            if ahead:
+                last = np.array(ahead[-1:], np.int64)
+                children = self._transitions.given(last, self._scores[0], self._tokens[0])
+                return Proposal(*self._output_check.checked(*children), np.zeros(1, np.int64), self._position)
         return Proposal(self._tokens[:1], self._log_probs[:1], np.zeros(1, np.int64), self._position)
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.head import DraftHead
+from eagle_runtime.core.head import AheadReader, DraftHead
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.constrained import ConstrainedHead, constrained
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.cost_storage import CostSource
 from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight
-from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.matches import EarlierText
 from eagle_runtime.drafting.method import Choice, Parts
+from eagle_runtime.drafting.one_call import OneCallHead
 from eagle_runtime.drafting.rank_acceptance import Key
 from eagle_runtime.drafting.sequoia import SequoiaDrafter
 from eagle_runtime.drafting.shapes import EagleDrafter
@@ -88,4 +88,5 @@ def allowed_head(head: DraftHead, parts: Parts) -> DraftHead:
     """Returns the head, or with a constraint one whose proposals follow it."""
     if parts.lookahead is None:
         return head
-    return ConstrainedHead(head, parts.lookahead, head if type(head) is Head else None)
+    grows = isinstance(head, OneCallHead)  # whose engine grows all levels
+    return ConstrainedHead(head, parts.lookahead, head if isinstance(head, AheadReader) and not grows else None)

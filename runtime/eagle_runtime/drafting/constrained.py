@@ -16,11 +16,10 @@ import numpy as np
 from eagle_runtime.base.tree import MAX_DEPTH, Float, Int, Tree, chain_of, node_depths, subtree
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.head import WINDOW, DraftHead, Proposal, States, Weigher, WrappedHead
-from eagle_runtime.drafting.head import NEVER, Head
+from eagle_runtime.core.head import WINDOW, AheadReader, DraftHead, Proposal, States, Weigher, WrappedHead
+from eagle_runtime.drafting.head import NEVER
 from eagle_runtime.sampling.grammar_matcher import Lookahead
 
-MOST_AHEAD = 24  # forced tokens that a head reads before it proposes, as cost_aware.MAX_MATCHED; more go without
 LIKELY = float(np.log(0.5))  # of a path: below it what is forced after it is more likely lost than not
 
 
@@ -28,10 +27,11 @@ class ConstrainedHead(WrappedHead):
     """A head whose proposals leave out what the grammar does not allow after each row's path. What the grammar forces
     after the root it reads first, as if it were verified, and it proposes what comes after that."""
 
-    def __init__(self, head: DraftHead, lookahead: Lookahead, reader: Head | None = None) -> None:
+    def __init__(self, head: DraftHead, lookahead: Lookahead, reader: AheadReader | None = None) -> None:
         """reader: the head itself where it can read ahead; None for heads that cannot."""
         super().__init__(head)
         self._reader = reader
+        self._keeps_ahead = reader is not None and reader.keeps_ahead
         self._lookahead = lookahead
         self._ahead = 0  # rows of them that the cache holds
         self._forced: tuple[int, ...] = ()  # after the root, of the tree that is growing
@@ -41,9 +41,11 @@ class ConstrainedHead(WrappedHead):
     def after(self, forced: Sequence[int]) -> Iterator[bool]:
         """Within the block the text that `catch_up` gets ends with tokens that are forced after the root. Gives whether
         the head can read them; the rows of theirs are dropped at the block's end."""
-        reader, count = self._reader, len(forced)
-        able = reader is not None and count <= MOST_AHEAD and reader.unread + count <= WINDOW
-        able = able and self.cache.length + self.unread + count + self.scratch <= self.cache.capacity
+        count = len(forced)
+        able = self._reader is not None and count <= self._reader.most_ahead
+        if able and self._keeps_ahead:
+            room = self.cache.capacity - self.cache.length - self.scratch
+            able = self.unread + count <= min(WINDOW, room)
         self._forced, self._ahead = tuple(forced) if able else (), 0
         try:
             yield able
@@ -56,8 +58,8 @@ class ConstrainedHead(WrappedHead):
         """As in DraftHead."""
         self._paths, forced = [], self._forced
         if forced and self._reader is not None:
-            proposal = self._reader.read_ahead(tokens[: -len(forced)], forced)
-            self._ahead = len(forced)
+            proposal = self._reader.read_ahead(tokens[: -len(forced)], forced, rows)
+            self._ahead = len(forced) if self._keeps_ahead else 0
         else:
             proposal = self._head.catch_up(tokens, weigher, rows)
         return self._masked(proposal, [()])

@@ -20,7 +20,7 @@ from eagle_runtime.core.decoding_state import common_prefix
 from eagle_runtime.core.head import Proposal, States, Weigher
 from eagle_runtime.core.target import Features, Target, row_numbers
 from eagle_runtime.drafting.build import cost_aware_drafter, sequoia_drafter, shaped_drafter
-from eagle_runtime.drafting.head import NEVER, ONE_ROW, SCRATCH, OutputCheck
+from eagle_runtime.drafting.head import MOST_AHEAD, NEVER, ONE_ROW, SCRATCH, OutputCheck
 from eagle_runtime.drafting.method import Method, Trees
 
 CHILDREN = 16  # tokens proposed per row: more than the ten of a beam
@@ -34,6 +34,7 @@ class DraftModelHead:
 
     free_levels = False
     row_counts = ONE_ROW
+    most_ahead, keeps_ahead = MOST_AHEAD, False  # their rows stay, and are found again in the text that comes
 
     def __init__(self, model: Target) -> None:
         """model: the small one; its cache is this head's."""
@@ -73,6 +74,10 @@ class DraftModelHead:
             logits, _ = self._model.read(piece)
             self._read += piece
         return self._proposal(logits, len(tokens))
+
+    def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int], rows: int | None = None) -> Proposal:
+        """As in AheadReader."""
+        return self.catch_up([*tokens, *ahead])
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
         """As in DraftHead; `hidden` says nothing here. Each level is read together with those above it, in one pass:

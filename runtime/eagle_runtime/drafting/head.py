@@ -19,6 +19,7 @@ from eagle_runtime.core.session import Session
 from eagle_runtime.core.target import Features, Floating, causal, row_numbers
 
 ONE_ROW = range(1, 2)  # DraftHead.row_counts of heads that draft one level at a time
+MOST_AHEAD = 24  # rows that are read ahead, as cost_aware.MAX_MATCHED
 SCRATCH = 512  # rows that growing one tree may use: as many as a prompt's chunk, and ten times a usual tree
 NEVER = -60.0  # log-probability of a token that cannot come: finite, so that sums stay numbers
 
@@ -32,6 +33,7 @@ class Head:
 
     free_levels = False
     row_counts = ONE_ROW
+    most_ahead, keeps_ahead = MOST_AHEAD, True
 
     def __init__(self, session: Session, capacity: int, scratch: int, vocab_size: int = 2**62) -> None:
         """capacity: verified tokens; scratch: rows that growing one tree may need beyond them; vocab_size: of the
@@ -104,9 +106,8 @@ class Head:
         self._have_read()
         return proposal
 
-    def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int]) -> Proposal:
-        """As catch_up, with the rows of tokens that will follow the text; returns what comes after those. They take the
-        last feature that is known in place of their own, and stay in the cache until that is cut to the rows before."""
+    def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int], rows: int | None = None) -> Proposal:
+        """As in AheadReader. The rows ahead take the last feature that is known in place of their own."""
         ids, features = self._to_read(tokens)
         numbers = row_numbers(len(ids) + len(ahead))
         read = np.concatenate([ids, np.array(ahead, np.int64)])
