@@ -17,12 +17,24 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.configuration_llama import LlamaConfig
 
+import gguf_writer
 from conftest import GOLDEN
 from eagle_runtime.base.errors import RequestError
 from eagle_tools.bench import main
 from eagle_tools.bench.peer_rows import PASS_ROWS, passes_table
+from eagle_tools.bench.peers import check_peers
 from eagle_tools.peers.convert import convert
-from eagle_tools.peers.engine import FORMATS, GENAI, LLAMA_CPP, MODES, OPENVINO, PLAIN, check_installed, format_of
+from eagle_tools.peers.engine import (
+    ALL_FORMATS,
+    FORMATS,
+    GENAI,
+    LLAMA_CPP,
+    MODES,
+    OPENVINO,
+    PLAIN,
+    check_installed,
+    format_of,
+)
 from eagle_tools.peers.gguf_file import gguf_name, permuted, rope_factors, write_gguf
 from eagle_tools.peers.gguf_tokens import with_tokens
 from eagle_tools.peers.source import Source, open_source
@@ -137,8 +149,26 @@ def test_a_gguf_file_has_the_source_s_numbers(dtype: torch.dtype, tmp_path: Path
         np.testing.assert_array_equal(stored[gguf_name(name)], weight)
 
 
+def test_a_gguf_file_is_a_source_for_llama_cpp_alone(work: Path, tmp_path: Path) -> None:
+    path = tmp_path / "q8.gguf"
+    gguf_writer.write_gguf(TARGET, path, "q8_0")
+    source = open_source(path)
+    assert source.is_gguf and source.config["vocab_size"] == open_source(TARGET).config["vocab_size"]
+    assert source.num_weights() == open_source(TARGET).num_weights()
+    with pytest.raises(RequestError, match=r"onnxruntime-genai/int8 is not made from; name formats of llama\.cpp"):
+        check_peers(path, FORMATS)
+    narrow = format_of("llama.cpp/iq4_nl")
+    (made,) = convert(check_peers(path, [narrow]), [narrow], work, 1, lambda line: None)
+    kinds = {each.tensor_type.name for each in GGUFReader(made.path).tensors}
+    assert "IQ4_NL" in kinds and not list(work.rglob("source.gguf"))
+    damaged = tmp_path / "none.gguf"
+    damaged.write_bytes(b"none")
+    with pytest.raises(RequestError, match=r"none\.gguf"):
+        open_source(damaged)
+
+
 def test_formats_have_names_and_a_missing_package_its_extra() -> None:
-    assert [format_of(str(known)) for known in FORMATS] == list(FORMATS)
+    assert [format_of(str(known)) for known in ALL_FORMATS] == list(ALL_FORMATS)
     check_installed("this engine", ("json",))
     with pytest.raises(RequestError, match=r"'no_such_engine'; pip install 'eagle-edge\[cpu,export,bench,peers\]'"):
         check_installed("this engine", ("json", "no_such_engine"))

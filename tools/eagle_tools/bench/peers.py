@@ -8,11 +8,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from eagle_runtime.base.errors import RequestError
 from eagle_runtime.machine.user_cache import cache_folder
 from eagle_tools.bench.memory import Peak
 from eagle_tools.bench.rows import Asked, Row, Setup
 from eagle_tools.peers.convert import Converted, convert
-from eagle_tools.peers.engine import MODES, MODULES, Format, check_installed
+from eagle_tools.peers.engine import LLAMA_CPP, MODES, MODULES, Format, check_installed
 from eagle_tools.peers.source import Source, open_source
 from eagle_tools.peers.worker import Worker
 from eagle_tools.turns import TURN
@@ -90,6 +91,9 @@ class Peers:
 def check_peers(folder: Path, formats: Sequence[Format]) -> Source:
     """Returns the source. Raises RequestError if it is not converted, or a peer is not installed."""
     source = open_source(folder)
+    other = [str(form) for form in formats if source.is_gguf and form.engine != LLAMA_CPP]
+    if other:
+        raise RequestError(f"{folder} is a GGUF file, which {other[0]} is not made from; name formats of llama.cpp")
     for engine in dict.fromkeys(form.engine for form in formats):
         check_installed(engine, MODULES[engine])
     return source

@@ -53,7 +53,10 @@ def _converted(
 
                 if not plain.exists():
                     say(f"writing {source.folder} as GGUF")
-                    write_gguf(source, plain)
+                    if source.is_gguf:
+                        quantise(source.folder, plain, "f32", threads)
+                    else:
+                        write_gguf(source, plain)
                 say(f"quantising to {form}")
                 quantise(plain, part / path.name, form.name, threads)
             else:

@@ -15,6 +15,7 @@ from typing import Any
 from eagle_runtime.base.errors import RequestError
 
 FILE_TYPES = {
+    "f32": "LLAMA_FTYPE_ALL_F32",
     "q8_0": "LLAMA_FTYPE_MOSTLY_Q8_0",
     "q4_0": "LLAMA_FTYPE_MOSTLY_Q4_0",
     "q4_K_M": "LLAMA_FTYPE_MOSTLY_Q4_K_M",
@@ -40,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
     path, out, name, threads = argv
     params: Any = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.nthread = getattr(llama_cpp, FILE_TYPES[name]), int(threads)
+    params.allow_requantize = True  # of a source that is quantised itself
     return int(llama_cpp.llama_model_quantize(path.encode(), out.encode(), ctypes.byref(params)))
 
 

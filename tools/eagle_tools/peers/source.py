@@ -1,4 +1,5 @@
-"""The source of a comparison: a Hugging Face folder of a Llama, whose weights are converted to other formats."""
+"""The source of a comparison, whose weights are converted to other formats: a Hugging Face folder of a Llama, or a GGUF
+file of any model that llama.cpp runs."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eagle_export.base.errors import ExportError
+from eagle_export.reading.gguf.file import read_gguf
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.base.files import file_sha256, read_json
 
@@ -21,11 +24,16 @@ HEADER = 8  # bytes of a safetensors file before its JSON header
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A checked folder. config: its config.json. files: its weights."""
+    """A checked folder or GGUF file. config: config.json; of a file the vocabulary's size alone. files: the weights."""
 
     folder: Path
     config: dict[str, Any]
     files: tuple[Path, ...]
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it is a GGUF file, which only llama.cpp converts."""
+        return self.files == (self.folder,)
 
     @property
     def rope(self) -> dict[str, Any]:
@@ -44,6 +52,10 @@ class Source:
 
     def shapes(self) -> Iterator[tuple[str, Path, tuple[int, ...]]]:
         """Yields (name, file, shape) of each tensor."""
+        if self.is_gguf:
+            for entry in read_gguf(self.folder).tensors.values():
+                yield entry.name, self.folder, entry.shape
+            return
         for path in self.files:
             with path.open("rb") as file:
                 header = json.loads(file.read(struct.unpack("<Q", file.read(HEADER))[0]))
@@ -63,8 +75,16 @@ class Source:
 
 
 def open_source(folder: Path) -> Source:
-    """Returns the source in a folder. Raises RequestError for a model that is not a Llama, or one whose parts the
-    conversions do not know."""
+    """Returns the source in a folder, or a GGUF file. Raises RequestError for a folder of a model that is not a Llama,
+    or one whose parts the conversions do not know."""
+    if folder.is_file():
+        try:
+            tokens = read_gguf(folder).metadata.get("tokenizer.ggml.tokens")
+        except ExportError as error:
+            raise RequestError(str(error)) from None
+        if not tokens:
+            raise RequestError(f"{folder} has no tokens; give the file that the bundles were made from")
+        return Source(folder, {"vocab_size": len(tokens)}, (folder,))
     advice = "give the Hugging Face folder that the bundles were made from"
     config = read_json(
         folder / "config.json", LARGEST_CONFIG, RequestError, advice, f"{folder} has no config.json; {advice}"

@@ -171,7 +171,7 @@ def _parser() -> Parser:
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="per prompt (default 128)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
     parser.add_argument(
-        "--peer-target", type=Path, metavar="TARGET", help="folder of the target, to run in other engines"
+        "--peer-target", type=Path, metavar="TARGET", help="folder of the target, to run in other engines, or GGUF file"
     )
     parser.add_argument("--peer-formats", metavar="A,B", help="as in llama.cpp/q4_0 (default: all known)")
     parser.add_argument("--peer-folder", type=Path, metavar="F", help="keep converted weights there (default: a cache)")
