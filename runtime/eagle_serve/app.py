@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from eagle_runtime import EagleError
 from eagle_runtime.drafting.methods import NAMES
 from eagle_serve import llama_cpp, ollama
+from eagle_serve.allocator import FreeMemory
 from eagle_serve.answers import CHAT, COMPLETIONS
 from eagle_serve.dialect import Dialect
 from eagle_serve.engine import Engine
@@ -82,7 +83,7 @@ class Service:
 
     def begin(self, engine: Engine) -> None:
         """Serve a loaded model."""
-        self.jobs = Jobs(engine.run, engine.parallel, self.options.queue)
+        self.jobs = Jobs(engine.run, engine.parallel, self.options.queue, FreeMemory().give_back)
         self.engine = engine
 
     async def prepare(self, function: Callable[..., T], *arguments: Any) -> T:

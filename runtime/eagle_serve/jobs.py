@@ -54,10 +54,13 @@ class Job(AwaitedTurn):
 
 class Jobs:
     """The queue and its threads. run: decodes a job, telling it its pieces. waiting: jobs that may wait besides those
-    that decode."""
+    that decode. idle: called by a thread when no job is left."""
 
-    def __init__(self, run: Callable[[Job], None], threads: int, waiting: int) -> None:
+    def __init__(
+        self, run: Callable[[Job], None], threads: int, waiting: int, idle: Callable[[], None] = lambda: None
+    ) -> None:
         self._run = run
+        self._idle = idle
         self._most = threads + waiting
         self._ready = threading.Condition()
         self._queue: deque[Job] = deque()
@@ -140,7 +143,10 @@ class Jobs:
             finally:
                 with self._ready:
                     self._running.discard(job)
+                    idle = not self._running and not self._queue
                 self._end(job)
+                if idle:
+                    self._idle()
 
     def _end(self, job: Job) -> None:
         if job.reason == "shutdown":

@@ -47,3 +47,30 @@ def test_threads_share_one_heap(tmp_path: Path) -> None:
     assert heaps("one") == 1
     assert heaps("many") > 1
     assert heaps("one", MALLOC_ARENA_MAX="2") == 2
+
+
+HOLES = """
+import ctypes
+from eagle_serve.allocator import GROWN, FreeMemory, keep_one_heap, resident_bytes
+keep_one_heap()
+memory = FreeMemory()
+library = ctypes.CDLL(None)
+library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+memory.give_back()
+before = resident_bytes()
+blocks = [library.malloc(1 << 20) for _ in range(40)]
+for block in blocks:
+    ctypes.memset(block, 1, 1 << 20)
+for block in blocks[:-1]:  # the last one keeps the heap's end where it is
+    library.free(block)
+held = resident_bytes()
+memory.give_back()
+after = resident_bytes()
+assert held > before + 3 * GROWN and after < before + GROWN, (before, held, after)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's own")
+def test_holes_in_the_heap_go_back_to_the_system() -> None:
+    paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    subprocess.run([sys.executable, "-c", HOLES], check=True, env={**os.environ, **paths})

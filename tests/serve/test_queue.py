@@ -49,6 +49,7 @@ def prepared() -> Prepared:
 
 def test_jobs_run_in_order_and_too_many_are_refused() -> None:
     ran: list[int] = []
+    idle: list[int] = []  # jobs that had run whenever none was left
     open_gate = threading.Event()
     entered = threading.Event()
 
@@ -58,7 +59,7 @@ def test_jobs_run_in_order_and_too_many_are_refused() -> None:
         ran.append(numbers[job])
 
     async def scenario() -> None:
-        jobs = Jobs(run, threads=1, waiting=3)
+        jobs = Jobs(run, threads=1, waiting=3, idle=lambda: idle.append(len(ran)))
         made = [Job(prepared()) for _ in range(5)]
         numbers.update({job: index for index, job in enumerate(made)})
         jobs.submit(made[0])
@@ -77,6 +78,7 @@ def test_jobs_run_in_order_and_too_many_are_refused() -> None:
             await asyncio.to_thread(job.finished.wait, PATIENCE_S)
         assert ran == [0, 1, 3, 4]
         jobs.stop()
+        assert idle == [4]
         with pytest.raises(ApiError) as stopped:
             jobs.submit(Job(prepared()))
         assert (stopped.value.status, stopped.value.code) == (503, "shutting_down")
