@@ -71,3 +71,9 @@ def test_a_source_is_read_for_its_certificate_while_inputs_are_recorded(kind: st
         np.testing.assert_allclose(one.logits, two.logits, atol=1e-3)
     assert checked is not None and checked_apart is not None
     assert (checked.rows, checked.share) == (checked_apart.rows, checked_apart.share) and checked.rows > 300
+
+
+def test_a_source_is_loaded_without_a_bar_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """Commands say what they do; transformers' bar would stand in files of what they say."""
+    load_source(GOLDEN / "target")
+    assert capsys.readouterr().err == ""

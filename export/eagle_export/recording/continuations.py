@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from transformers.utils import logging as transformers_logging
 
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
@@ -32,8 +31,6 @@ def ask(source: Path | Checkpoint, asked: Asked) -> None:
     """Lets a checkpoint write the texts that are asked for. source: as for load_source. Raises ExportError if
     transformers cannot run it, and what `asked.look` raises."""
     folder = source if isinstance(source, Path) else source.folder
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
     try:
         model = load_source(source)
         _, written = Writer(model).write([], 0, (), asked.texts, asked.taps)
@@ -42,9 +39,6 @@ def ask(source: Path | Checkpoint, asked: Asked) -> None:
         raise
     except Exception as error:  # transformers, safetensors and a full memory raise many kinds
         raise ExportError(f"transformers does not run {folder} ({first_line(error)})") from None
-    finally:
-        if bars:
-            transformers_logging.enable_progress_bar()
 
 
 def continuations(

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.utils import logging as transformers_logging
 
 from eagle_calib.calibration import LEAST_ROWS, Observed, is_expert
 from eagle_calib.errors import CalibrationError
@@ -82,7 +81,6 @@ def observe_source(
     importance of columns is measured. share: which of SEQUENCES texts of its own it writes. model: the checkpoint, if
     it is loaded. Raises CalibrationError for a file without text, and ExportError if transformers cannot run the
     checkpoint."""
-    transformers_logging.disable_progress_bar()
     file = None if folder is None else SampleFile(folder)
     try:
         model = load_source(source) if model is None else model
@@ -105,8 +103,6 @@ def observe_source(
     except Exception as error:  # transformers, safetensors and a full memory raise many kinds
         folder = source if isinstance(source, Path) else source.folder
         raise ExportError(f"transformers does not run {folder} ({first_line(error)})") from None
-    finally:
-        transformers_logging.enable_progress_bar()
 
 
 @torch.inference_mode()

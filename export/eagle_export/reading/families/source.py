@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging as transformers_logging
 
 from eagle_export.base.quiet import quiet
 from eagle_export.reading.checkpoint import Checkpoint
@@ -36,7 +39,7 @@ def load_source(source: Path | Checkpoint) -> Any:
     state: dict[str, Any] = {}
     if made:
         state["state_dict"] = {name: _Lazy(tensor) for name, tensor in checkpoint.tensors.items()}
-    with quiet("transformers"):
+    with quiet("transformers"), _without_bars():
         model = cls.from_pretrained(
             None if made else checkpoint.folder,
             local_files_only=True,
@@ -48,6 +51,18 @@ def load_source(source: Path | Checkpoint) -> Any:
             **state,
         )
     return model.eval()
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Hides the bar that transformers draws while it loads, on a terminal or not: commands draw their own."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 def attention_of(checkpoint: Checkpoint) -> str | None:
