@@ -52,7 +52,15 @@ from eagle_export.recording.recording import how_to_record, recorded_inputs
 from eagle_export.recording.shared_recording import OtherHalf, other_half
 from eagle_export.recording.source_text import Asked
 from eagle_export.recording.transitions import write_transitions
-from eagle_export.writing.automatic import Choice, Sensitivity, checked_budget, choose
+from eagle_export.writing.automatic import (
+    COMPENSATED,
+    Choice,
+    Sensitivity,
+    checked_budget,
+    choose,
+    foreseen_kl,
+    smoothed_first,
+)
 from eagle_export.writing.preflight import NOTABLE, requirement_of
 from eagle_export.writing.refused import accepted, keep_refused
 from eagle_export.writing.settings import check_settings, notes_on
@@ -75,6 +83,8 @@ GRAPH_FILES = {"target": "target/model.onnx", "draft": "draft/model.onnx"}
 NATIVE_FILES = {"target": "target/native.onnx", "draft": "draft/native.onnx"}
 TOP_K = 64  # default of the top k that a head's graph returns per row; sampled trees use many candidates
 SAVE_IT = "AutoTokenizer.from_pretrained(...).save_pretrained(...) writes one"
+LONG = 120.0  # seconds of an export from which its KL is foreseen before its weights are rounded
+BEYOND = "the KL will be about {:.2g}, and {:.2g} is the limit: end this, and choose another precision, or wait and see"
 GOES_ON = "free space if that is why, and give the same command again: it goes on with what is finished"
 TOOLS = ("eagle-edge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
 
@@ -188,6 +198,7 @@ def export(
             top_k = min(top_k, pair.head.config.draft_vocab_size)
         report = partial(_show_step, progress, task)
         choice: Choice | None = None
+        weighed = precision == AUTO
         head_check: HeadCheck | None = None
         records = record and observed is None and recorded_from_source(backend, precision)
         way, notes = how_to_record(pair, calibrate) if records else (None, [])
@@ -208,6 +219,7 @@ def export(
                 pair, backend, precisions, way, bundle, calibrated=observed is not None, certify=certify
             )
             requirement.check(bundle)
+            weighed = precision == AUTO or (certify and requirement.seconds > LONG)
             reading = reading_of_pair(pair) if certify and way == "whole" else None
             if way == "whole" and calibrate is None:
                 other = until_end.enter_context(other_half(pair, bundle, *_in_both(reading)))
@@ -225,12 +237,13 @@ def export(
             manifest = accepted(finished, folder, required if certify else None)
             if manifest is None:
                 recorded, with_inputs = None, partial(plan, *planned)
+                smoothing, kl = dict[str, str](), None
                 if records:
                     missing = notes
                     if way is not None:
                         asked = None if reading is None else reading.asked()
                         recorded, missing = recorded_inputs(
-                            pair, calibrate, way, finished, report, asked, other=other, weighed=precision == AUTO
+                            pair, calibrate, way, finished, report, asked, other=other, weighed=weighed
                         )
                         warnings += missing
                         give_back()
@@ -240,11 +253,17 @@ def export(
                         if recorded is None:
                             raise ExportError(f"layers cannot be chosen: {missing[0]}")
                         choice = choose(graphs, lambda grids: with_inputs(grids=grids), recorded, budget, report)
-                        recipe = choice.plan
+                        recipe, smoothing = choice.plan, choice.done
+                        kl = COMPENSATED * sum(each.choice.kl for each in choice.rows) if recorded.importance else None
+                    elif recorded is not None and recorded.importance:
+                        smoothing, first = smoothed_first(graphs["target"], recipe)
+                        recipe = replace(recipe, passes={**recipe.passes, "target": recipe.passes["target"][first:]})
+                        kl = foreseen_kl(graphs["target"], recipe, recorded)
+                    if kl is not None and certify and kl > required.limits.kl:
+                        print_line("eagle-export", BEYOND.format(kl, required.limits.kl))
                 progress.update(task, description="choosing scales")
                 decisions, natives = _rewritten(recipe.passes, graphs)
-                if choice is not None:
-                    decisions["target"] = choice.done | decisions["target"]
+                decisions["target"] = smoothing | decisions["target"]
                 total = sum(num_bytes(graph) for graph in graphs.values())
                 check_space(bundle.parent, total - folder_bytes(finished))
                 progress.update(task, total=total, completed=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor
 
 from conftest import GOLDEN, HEADS
+from eagle_export import bundle
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
+from eagle_export.checking.limits import FidelityError
 from eagle_export.checking.worst_layers import layers_of
 from eagle_export.commands.cli import main
 from eagle_export.graphs.pair import build_graphs, open_pair
@@ -209,6 +212,26 @@ def test_a_kept_layer_stays_and_a_tied_table_is_read_as_its_lm_head_is_stored(tm
         f"model.embed_tokens.weight.{part}" for part in ("int8", "scale", "zero")
     ]
     assert recipe["model.embed_tokens.weight"] == "int8 in blocks of 64, as rounded for the LM head"
+
+
+def test_a_long_export_says_before_its_weights_are_rounded_that_its_kl_will_be_too_large(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    bundle_of: Callable[..., Path],
+) -> None:
+    monkeypatch.setattr(bundle, "LONG", -1.0)
+    with pytest.raises(FidelityError) as refused:
+        export(TARGET, None, tmp_path / "b", precision="int4", max_kl=1e-6)
+    said = re.search(r"the KL will be about (\S+), and 1e-06 is the limit", capsys.readouterr().err)
+    assert said is not None and refused.value.certificate is not None
+    assert 0.3 < float(said[1]) / refused.value.certificate.kl < 3
+    done = export(TARGET, None, tmp_path / "b", precision="int4")
+    assert "the KL will be" not in capsys.readouterr().err
+    graph = done.manifest.target.graph.file
+    other = bundle_of("alone", "int4")
+    assert (tmp_path / "b" / f"{graph}.data").read_bytes() == (other / f"{graph}.data").read_bytes()
+    assert done.manifest.target.graph.recipe == read_manifest(other).target.graph.recipe
 
 
 @pytest.mark.parametrize(

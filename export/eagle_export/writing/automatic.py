@@ -24,6 +24,7 @@ from eagle_export.recipes.graph import Array, Linear, linears
 from eagle_export.recipes.plan import AUTO, AUTO_GRIDS, Plan, apply
 from eagle_export.recipes.smooth import Smooth, factors_of, few_rows, inputs_of
 from eagle_export.recipes.tiles import product
+from eagle_export.recipes.weight_blocks import WeightBlocks
 from eagle_export.recording.self_calibration import Recorded
 
 ROWS, COLUMNS = 512, 256  # recorded inputs, and columns of a layer, on which its errors are computed
@@ -105,10 +106,8 @@ def choose(
             "how much layers change predictions can only be measured with the whole source in memory, which has no "
             "room here; give a size in the place of an agreement"
         )
-    passes = plan_of({}).passes["target"]
-    first = 1 + next(index for index, step in enumerate(passes) if isinstance(step, Smooth))
     report("choosing scales")
-    done = apply(passes[:first], graphs["target"])
+    done, first = smoothed_first(graphs["target"], plan_of({}))
     layers = linears(graphs["target"])
     grids = {layer.name: grids_of(layer) for layer in layers}
 
@@ -130,6 +129,30 @@ def choose(
         losses.append(layer_losses(layer, grids[layer.name], recorded, most))
     rows = chosen(_on_one_scale(layers, grids, losses), room, budget.agreement)
     return Choice(tuple(rows), left({each.name: each.choice.grid for each in rows}), done)
+
+
+def smoothed_first(target: ir.Model, plan: Plan) -> tuple[dict[str, str], int]:
+    """Runs a target's passes up to its smoothing, in place. Returns what they did, and how many they are."""
+    passes = plan.passes["target"]
+    count = 1 + next((index for index, step in enumerate(passes) if isinstance(step, Smooth)), -1)
+    return apply(passes[:count], target), count
+
+
+def foreseen_kl(target: ir.Model, plan: Plan, recorded: Recorded) -> float | None:
+    """Returns the KL in nats that a smoothed target will have about after the passes of the plan, from errors of its
+    weights alone; None if that was not measured. For the two models of docs/dev/precision.md it was up to a fifth too
+    high."""
+    steps = [step for step in plan.passes["target"] if isinstance(step, WeightBlocks)]
+    layers = [layer for layer in linears(target) if any(step.wanted(layer) for step in steps)]
+    if not layers or not all(layer.name in recorded.importance for layer in layers):
+        return None
+    total, most = 0.0, recorded.inputs[layers[0].name].rows
+    for layer in layers:
+        step = next(step for step in steps if step.wanted(layer))
+        grid = fitted(step.other(layer) or step.grid, layer.shape[0], whole=layer.rotated)
+        values = layer_losses(layer, [grid], recorded, most).values
+        total += sum(values or ())
+    return COMPENSATED * total
 
 
 def _bytes_after(plan: Plan, name: str, graph: ir.Model) -> int:
