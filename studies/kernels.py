@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_export.recipes.blocks import Grid
-from eagle_export.recipes.graph_pass import LayerPass
+from eagle_export.recipes.graph import LayerPass
 from eagle_export.recipes.int8 import Int8PerToken
 from eagle_export.recipes.weight_blocks import WeightBlocks
 from eagle_runtime.commands.command import Parser

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from eagle_export.recipes.vocabulary import known_tokens
 from eagle_export.tensorrt.compose import table_of
-from eagle_export.tensorrt.draft_graph import draft_graph, known_tokens
+from eagle_export.tensorrt.draft_graph import draft_graph
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.base.tree import Int, hiding
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, read_manifest

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from eagle_export.heads.config import HeadConfig
-from eagle_export.heads.mtp import PredictionHead
+from eagle_export.heads.eagle1 import PredictionHead
 
 Tensors = dict[str, Tensor]
 Config = dict[str, Any]

@@ -17,7 +17,7 @@ from eagle_calib.calibration import Calibration, read_calibration
 from eagle_calib.cli import main as calib_main
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.checking.certificate import make_certificate
+from eagle_export.checking.certificate import compare_with_source
 from eagle_export.commands.cli import main as export_main
 from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_runtime import EagleModel
@@ -169,7 +169,7 @@ def test_tau_with_a_head_does_not_depend_on_costs(
     data["tree_defaults"]["tree"] = "cost-aware"
     (folder / MANIFEST_NAME).write_text(json.dumps(data))
     forbid_costs(monkeypatch)
-    assert make_certificate(open_checkpoint(TARGET), folder, read_manifest(folder)).tau > 1.5
+    assert compare_with_source(open_checkpoint(TARGET), folder, read_manifest(folder)).certificate.tau > 1.5
 
 
 def test_calibration_sees_prompts_and_looked_up_chains(bundle: Path, calibration: Path) -> None:

@@ -41,7 +41,7 @@ MULTIPLIERS = {
     "logits_scaling": 2.0,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
-# A family is one row here and one file in export/eagle_export/families.
+# A family is one row here and one declaration in export/eagle_export/reading/families.
 ROWS = {
     "Llama": Row("llama"),
     "Qwen2.5, tied, upper layers with a window": Row(

@@ -11,7 +11,7 @@ import pytest
 
 from eagle_export.base.errors import ExportError
 from eagle_export.tensorrt import network
-from eagle_export.tensorrt.kernels import Kernel, read_kernels
+from eagle_export.tensorrt.network import Kernel, read_kernels
 from eagle_runtime.trt.engine_file import Profile
 
 if sys.platform == "linux" and platform.machine() == "x86_64":

@@ -30,9 +30,10 @@ from eagle_export.base.memory import give_back
 from eagle_export.base.resume import fingerprint, holds_refused, kept
 from eagle_export.checking.certificate import certified
 from eagle_export.checking.head_check import HeadCheck
-from eagle_export.checking.limits import LIMITS, FidelityError, required_fidelity
+from eagle_export.checking.limits import LIMITS, FidelityError, accepted, keep_refused, required_fidelity
 from eagle_export.checking.source_reading import SourceReading, reading_of_pair
 from eagle_export.checking.worst_layers import Layer, layers_of
+from eagle_export.graphs.block_graph import write_transitions
 from eagle_export.graphs.pair import Pair, build_graphs, open_pair
 from eagle_export.graphs.weights import DATA_SUFFIX, graph_spec, num_bytes, save, save_over
 from eagle_export.heads.block_config import TRANSITIONS
@@ -48,10 +49,8 @@ from eagle_export.recipes.plan import (
     recorded_from_source,
     routes_experts,
 )
-from eagle_export.recording.recording import how_to_record, recorded_inputs
-from eagle_export.recording.shared_recording import OtherHalf, other_half
+from eagle_export.recording.recording import OtherHalf, how_to_record, other_half, recorded_inputs
 from eagle_export.recording.source_text import Asked
-from eagle_export.recording.transitions import write_transitions
 from eagle_export.writing.automatic import (
     COMPENSATED,
     Choice,
@@ -61,9 +60,7 @@ from eagle_export.writing.automatic import (
     foreseen_kl,
     smoothed_first,
 )
-from eagle_export.writing.preflight import NOTABLE, requirement_of
-from eagle_export.writing.refused import accepted, keep_refused
-from eagle_export.writing.settings import check_settings, notes_on
+from eagle_export.writing.preflight import NOTABLE, check_settings, notes_on, requirement_of
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.fidelity import shortfall
 from eagle_runtime.bundle.manifest import (
@@ -269,7 +266,7 @@ def export(
                 progress.update(task, total=total, completed=0)
                 hashes = _write(folder, pair.texts, graphs, natives, finished, partial(_show_tensor, progress, task))
                 if pair.head is not None and pair.head.config.markov_rank:
-                    write_transitions(folder / TRANSITIONS, pair.head)
+                    write_transitions(folder / TRANSITIONS, pair.head.checkpoint, pair.head.d2t)
                 manifest = _manifest(
                     folder, pair, graphs, precisions, decisions, top_k, draft_vocab, hashes, sources or {}
                 )

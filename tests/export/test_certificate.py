@@ -16,11 +16,11 @@ from transformers import LlamaForCausalLM
 
 from conftest import GOLDEN, HEADS, load_trace
 from eagle_calib.replay import GOLDEN_TEXTS, GOLDEN_TOKENS, compare, golden_prompts
+from eagle_export.base import memory
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.checking.certificate import make_certificate
+from eagle_export.checking.certificate import compare_with_source
 from eagle_export.commands.cli import main
-from eagle_export.reading import source_memory
 from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_export.recording.continuations import continuations
 from eagle_runtime import EagleModel
@@ -30,7 +30,7 @@ from eagle_runtime.text.tokenizer import Text
 
 
 def certificate_of(bundle: Path, source: Path = GOLDEN / "target") -> Certificate:
-    return make_certificate(open_checkpoint(source), bundle, read_manifest(bundle))
+    return compare_with_source(open_checkpoint(source), bundle, read_manifest(bundle)).certificate
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_an_export_without_a_certificate(target: Path, tmp_path: Path, capsys: p
 def test_a_machine_that_is_too_small_exports_with_a_warning(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_memory, "free_memory", lambda: 1_000_000)
+    monkeypatch.setattr(memory, "free_memory", lambda: 1_000_000)
     done = export(target, GOLDEN / HEADS["eagle1"], tmp_path / "bundle")
     assert done.manifest.certificate is None and done.manifest == read_manifest(done.bundle)
     (warning,) = done.warnings

@@ -51,7 +51,7 @@ def target_of(
     return target
 
 
-def read(target: Path, family: Any = llama.FAMILY) -> Generation:
+def read(target: Path, family: Any = llama.LLAMA) -> Generation:
     checkpoint = open_target(target)
     return generation_of(checkpoint, family, text_of(checkpoint, read_texts(checkpoint)), 256)
 
@@ -136,7 +136,7 @@ def test_a_chat_model_that_states_nothing(tmp_path: Path, stated: dict[str, Any]
     target = target_of(tmp_path / "t", stated, named="<|im_end|>", template=TEMPLATE)
     own: dict[str, Any] = {"temperature": 1.0} if stated and "temperature" in stated else {}
     assert read(target).sampling == replace(llama.SAMPLING, **own)
-    assert read(target, replace(llama.FAMILY, sampling=None)).sampling == replace(CHAT, **own)
+    assert read(target, replace(llama.LLAMA, sampling=None)).sampling == replace(CHAT, **own)
 
 
 def test_a_chat_model_that_says_greedy_is_greedy(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.commands.cli import LIBRARIES, main
 from eagle_export.tensorrt import build as module
-from eagle_export.tensorrt import memory
 from eagle_export.tensorrt.build import build_engines, profiles_of
 from eagle_runtime import BackendError
 from eagle_runtime.base.files import file_sha256
@@ -157,8 +156,8 @@ def test_profiles_serve_every_forward_pass_of_decoding(kind: str, context: int, 
 def test_a_build_that_needs_more_memory_than_is_free_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before any work. An unknown amount is no reason."""
     files = [path.stat().st_size for path in (bundle / "target").iterdir()]
-    needed = int(memory.PER_BYTE_OF_WEIGHTS * sum(files)) + memory.PROCESS_BYTES
-    monkeypatch.setattr(memory, "free_memory", lambda: needed - 1)
+    needed = int(module.PER_BYTE_OF_WEIGHTS * sum(files)) + module.PROCESS_BYTES
+    monkeypatch.setattr(module, "free_memory", lambda: needed - 1)
     with pytest.raises(ExportError, match=r"building the engine of .*target/model\.onnx takes about 0\.\d GB") as error:
         build_engines(bundle, "tensorrt-rtx")
     assert "GB are free; end other programs, export in int8 or int4" in str(error.value) and "\n" not in str(
@@ -166,8 +165,8 @@ def test_a_build_that_needs_more_memory_than_is_free_is_refused(bundle: Path, mo
     )
     assert not (bundle / "engines").exists()
     for free in (needed, None):
-        monkeypatch.setattr(memory, "free_memory", lambda free=free: free)
-        memory.check_memory(bundle / "target/model.onnx")
+        monkeypatch.setattr(module, "free_memory", lambda free=free: free)
+        module.check_memory(bundle / "target/model.onnx")
 
 
 def test_the_memory_of_an_engine_is_read_from_the_log() -> None:
@@ -176,8 +175,8 @@ def test_the_memory_of_an_engine_is_read_from_the_log() -> None:
         "Total Activation Memory: 300 bytes",
         "Total Weights Memory: 7 bytes",
     ]
-    assert memory.read_memory(lines) == memory.EngineMemory(7, 300)
-    assert memory.read_memory(["Total Host Persistent Memory: 80 bytes"]) == memory.EngineMemory(None, None)
+    assert module.read_memory(lines) == module.EngineMemory(7, 300)
+    assert module.read_memory(["Total Host Persistent Memory: 80 bytes"]) == module.EngineMemory(None, None)
 
 
 def test_fp32_is_refused(bundle_of: Callable[..., Path], tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ from eagle_calib.calibration import Observed
 from eagle_export.graphs.trace import OPSET
 from eagle_export.recipes import fp16_sums
 from eagle_export.recipes.fp16_sums import HEADROOM, LIMIT, NOTE, Fp16Sums, largest_sum
-from eagle_export.recipes.graph import linears
-from eagle_export.recipes.graph_pass import Pass
+from eagle_export.recipes.graph import Pass, linears
 from eagle_export.recipes.qdq import Int8Weights
 from eagle_export.recipes.weight_blocks import Int4Dequantized
 from eagle_runtime.bundle.manifest import read_manifest

@@ -240,7 +240,7 @@ def test_without_a_network(shell: Shell) -> None:
 
 
 def test_a_local_folder_asks_no_hub(shell: Shell) -> None:
-    code = "import os, sys; from pathlib import Path; from eagle_export.commands.fetch import fetched\n"
+    code = "import os, sys; from pathlib import Path; from eagle_export.inspection.headers import fetched\n"
     code += f"print(fetched({str(GOLDEN / 'target')!r}, None, Path('pair')), os.environ['HF_HUB_OFFLINE'])\n"
     code += "assert 'huggingface_hub' not in sys.modules"
     assert shell.python(code) == f"({GOLDEN / 'target'!r}, None, {{}}) 1" and not shell.hub.requests

@@ -22,9 +22,7 @@ from conftest import GOLDEN, HEADS
 from eagle_export.base.errors import ExportError
 from eagle_export.commands import cli
 from eagle_export.inspection.facts import head_facts, target_facts
-from eagle_export.inspection.machine import GB, Place
-from eagle_export.inspection.needs import Need
-from eagle_export.inspection.report import inspect
+from eagle_export.inspection.report import GB, Need, Place, inspect
 from eagle_export.reading.checkpoint import Checkpoint, open_checkpoint
 from eagle_export.reading.pickled import pickled_tensors
 from eagle_runtime.bundle.manifest import DTYPE_BITS, read_manifest

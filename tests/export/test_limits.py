@@ -20,6 +20,7 @@ from torch import Tensor
 
 from conftest import GOLDEN, HEADS
 from eagle_calib.folder import KEPT, work_folder
+from eagle_export.base import memory
 from eagle_export.base.errors import ExportError
 from eagle_export.base.resume import REFUSED
 from eagle_export.bundle import export
@@ -35,7 +36,6 @@ from eagle_export.checking.limits import (
     what_to_try,
 )
 from eagle_export.commands.cli import BACKENDS, PRECISIONS, main
-from eagle_export.reading import source_memory
 from eagle_export.recipes.plan import RECIPES
 from eagle_runtime import EagleModel, FidelityWarning
 from eagle_runtime.bundle.manifest import Certificate, Limits, read_manifest
@@ -233,7 +233,7 @@ def test_more_may_be_asked_for_than_is_usual(plain: Path, tmp_path: Path, capsys
 def test_what_cannot_be_compared_cannot_be_held_to_figures(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_memory, "free_memory", lambda: 1000)
+    monkeypatch.setattr(memory, "free_memory", lambda: 1000)
     with pytest.raises(ExportError, match="cannot be held to an agreement or a KL: comparing takes"):
         export(plain, None, tmp_path / "bundle", max_kl=1.0)
     assert list(tmp_path.iterdir()) == []

@@ -28,7 +28,7 @@ from eagle_export.commands import cli
 from eagle_export.graphs.eager import eager_head, eager_weights, read_rows
 from eagle_export.graphs.head_modules import build_head
 from eagle_export.graphs.pair import HeadPart, build_graphs, left_out_note, open_pair
-from eagle_export.heads.mtp import PredictionHead
+from eagle_export.heads.eagle1 import PredictionHead
 from eagle_export.inspection.report import inspect
 from eagle_export.reading.families.source import load_source
 from eagle_export.recording.source_text import text_starts

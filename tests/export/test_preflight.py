@@ -11,7 +11,7 @@ from conftest import GOLDEN
 from eagle_export.graphs.pair import open_pair
 from eagle_export.recording.recording import Way
 from eagle_export.writing import preflight
-from eagle_export.writing.pace import Pace, measure
+from eagle_export.writing.preflight import Pace, measure
 
 
 def test_the_announced_time_follows_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,7 @@ from eagle_export.bundle import export
 from eagle_export.graphs.pair import open_pair
 from eagle_export.inspection.headers import open_headers
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD
-from eagle_export.reading.families.config import check_config, read_config
-from eagle_export.reading.families.registry import family_of
+from eagle_export.reading.families.registry import check_config, family_of, read_config
 from eagle_export.reading.families.source import load_source
 from eagle_export.reading.gguf.checkpoint import open_target
 from eagle_export.reading.reconcile import untied_note

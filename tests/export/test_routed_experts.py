@@ -22,8 +22,7 @@ from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.graphs.pair import Pair, build_graphs, open_pair
 from eagle_export.graphs.weights import graph_spec, save
-from eagle_export.inspection.graph_shapes import target_shapes
-from eagle_export.inspection.sizes import graph_bytes
+from eagle_export.inspection.sizes import graph_bytes, target_shapes
 from eagle_export.reading.families.registry import FAMILIES
 from eagle_export.recipes.plan import apply, plan
 from eagle_export.recipes.routed_experts import RoutedExperts, mixtures

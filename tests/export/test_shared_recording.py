@@ -12,9 +12,9 @@ import torch
 from conftest import GOLDEN, HEADS
 from eagle_export.checking.source_reading import reading_of_pair
 from eagle_export.graphs.pair import open_pair
-from eagle_export.recording import shared_recording
+from eagle_export.recording import recording
+from eagle_export.recording.recording import FIRST, SECOND, other_half
 from eagle_export.recording.self_calibration import observe_source
-from eagle_export.recording.shared_recording import FIRST, SECOND, other_half
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no fork that this may use")
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems h
 def test_two_processes_record_what_the_source_reads(
     copy_fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_recording, "LEAST", 0)
-    monkeypatch.setattr(shared_recording, "threads_allowed", lambda: 2)
+    monkeypatch.setattr(recording, "LEAST", 0)
+    monkeypatch.setattr(recording, "threads_allowed", lambda: 2)
     pair = open_pair(GOLDEN / "target", GOLDEN / HEADS["eagle3"])
     reading, apart = reading_of_pair(pair), reading_of_pair(pair)
     assert reading is not None and apart is not None
@@ -38,7 +38,7 @@ def test_two_processes_record_what_the_source_reads(
         reading.leave(folder)
 
     threads, finished = torch.get_num_threads(), tmp_path / "finished"
-    (finished / shared_recording.INPUTS / "of an export that was stopped").mkdir(parents=True)
+    (finished / recording.INPUTS / "of an export that was stopped").mkdir(parents=True)
     with other_half(pair, tmp_path / "bundle", reading.asked(), leave, reading.take) as other:
         assert other is not None
         recorded = other.completed(finished, lambda step: None, weighed=True)
@@ -65,8 +65,8 @@ def test_two_processes_record_what_the_source_reads(
 def test_a_small_source_or_many_cores_take_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = open_pair(GOLDEN / "target", None)
     for least, count in ((10**7, 2), (0, 1), (0, 8)):
-        monkeypatch.setattr(shared_recording, "LEAST", least)
-        monkeypatch.setattr(shared_recording, "threads_allowed", lambda count=count: count)
+        monkeypatch.setattr(recording, "LEAST", least)
+        monkeypatch.setattr(recording, "threads_allowed", lambda count=count: count)
         with other_half(pair, tmp_path / "bundle", None, lambda folder: None, lambda folder: None) as other:
             assert other is None
     assert not list(tmp_path.iterdir())

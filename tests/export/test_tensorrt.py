@@ -20,7 +20,7 @@ from eagle_export.bundle import export
 from eagle_export.graphs.trace import OPSET
 from eagle_export.tensorrt.build import Built, build_engines
 from eagle_export.tensorrt.engine_graphs import engine_graphs
-from eagle_export.tensorrt.kernels import Kernel, read_kernels
+from eagle_export.tensorrt.network import Kernel, read_kernels
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from trt_graphs import faults
 from trt_network import CAPABILITIES, DRAFT_SIZES, TARGET_SIZES, Network

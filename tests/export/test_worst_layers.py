@@ -33,8 +33,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wrong_layers(bundle: Path, layers: Sequence[Layer], source: Path, everything: bool = False) -> list[LayerError]:
     (expected,) = continuations(source, [PROMPT], (), 12)
     graph = read_manifest(bundle).target.graph
-    compare = layer_errors if everything else worst_layers
-    return compare(bundle / graph.file, graph, layers, [*PROMPT, *expected.tokens[:-1]], expected.logits)
+    errors = layer_errors(bundle / graph.file, graph, layers, [*PROMPT, *expected.tokens[:-1]], expected.logits)
+    return errors if everything else worst_layers(errors)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import pytest
 from conftest import GOLDEN, put_tokenizer
 from cuda_fake import FakeDriver
 from eagle_calib.replay import replay
-from eagle_export.checking.certificate import make_certificate
+from eagle_export.checking.certificate import compare_with_source
 from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_runtime import EagleModel
 from eagle_runtime.base.backend_names import on_cpu
@@ -56,7 +56,7 @@ def certified(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempPathF
             shutil.copytree(bundle_of("eagle1", precision), folder)
             put_tokenizer(folder)
             manifest = read_manifest(folder)
-            certificate = make_certificate(open_checkpoint(GOLDEN / "target"), folder, manifest)
+            certificate = compare_with_source(open_checkpoint(GOLDEN / "target"), folder, manifest).certificate
             text = dataclasses.replace(manifest, certificate=certificate).to_json()
             (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
         return folder

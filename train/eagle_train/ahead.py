@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from eagle_export.heads.ahead import HeadsAhead, OneAhead, ResBlock
-from eagle_export.heads.ahead_config import NO_ATTENTION, Ahead
+from eagle_export.heads.ahead_reader import NO_ATTENTION, Ahead
 from eagle_export.heads.config import HeadConfig
 from eagle_runtime.bundle.manifest import HeadKind
 from eagle_train.config import DECAY

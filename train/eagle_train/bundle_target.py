@@ -22,7 +22,7 @@ from torch.nn.functional import cosine_similarity, linear
 
 from eagle_export.graphs.pair import HeadPart, open_pair
 from eagle_export.heads.kinds import KINDS
-from eagle_export.heads.taps import default_taps
+from eagle_export.heads.reading import default_taps
 from eagle_export.reading.checkpoint import Checkpoint
 from eagle_runtime import EagleModel
 from eagle_runtime.base.files import file_sha256

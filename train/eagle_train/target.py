@@ -17,9 +17,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.kinds import KINDS
-from eagle_export.heads.taps import default_taps
+from eagle_export.heads.reading import default_taps
 from eagle_export.reading.checkpoint import Checkpoint, open_checkpoint
-from eagle_export.reading.rope import rope_settings
+from eagle_export.reading.families.family import rope_settings
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.manifest import HeadKind
 from eagle_train.data import first_line

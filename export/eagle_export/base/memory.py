@@ -1,4 +1,4 @@
-"""Memory that was freed: when it is looked for, and given back to the system."""
+"""Memory: whether weights fit into it, and when what was freed is looked for and given back to the system."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from eagle_export.base.errors import ExportError
+from eagle_runtime.machine.host import free_memory
+
+MEMORY_MARGIN = 1.25  # times the weights: activations, and weights that the engine repacks
+
+
+def check_memory(weights: int) -> None:
+    """Raises ExportError if so many bytes of weights, and what is computed with them, do not fit: the system would kill
+    the export."""
+    needed, free = int(MEMORY_MARGIN * weights), free_memory()
+    if free is not None and needed > free:
+        raise ExportError(f"comparing takes {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from eagle_runtime.base.errors import EagleError
 
 TOOLS = ("eagle-edge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy", "safetensors")
 KEY = "made_of.txt"
-REFUSED = "refused"  # a bundle outside its limits (refused.py)
+REFUSED = "refused"  # a bundle outside its limits (checking/limits.py)
 
 
 def fingerprint(sources: Sequence[Path], settings: Mapping[str, object]) -> str:

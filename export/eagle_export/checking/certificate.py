@@ -18,20 +18,20 @@ from eagle_calib.replay import forced_logits, mean_tau, replay
 from eagle_calib.scoring import divergence, log_softmax
 from eagle_export.base.destination import folder_bytes
 from eagle_export.base.errors import ExportError
+from eagle_export.base.memory import check_memory
 from eagle_export.checking.head_check import Continued, HeadCheck, compare_readings, taps_of_readings
 from eagle_export.checking.limits import LIMITS, Advice, FidelityError, RequiredFidelity, refusal
 from eagle_export.checking.source_reading import SourceReading
-from eagle_export.checking.worst_layers import ROWS, Layer, LayerError, worst_layers
+from eagle_export.checking.worst_layers import ROWS, Layer, LayerError, layer_errors, worst_layers
 from eagle_export.graphs.eager import weights_for_tokens
 from eagle_export.graphs.pair import HeadPart, Pair
 from eagle_export.reading.checkpoint import Checkpoint
-from eagle_export.reading.families.config import read_config
-from eagle_export.reading.families.registry import family_of
-from eagle_export.reading.source_memory import check_free, check_memory
-from eagle_export.recording.continuations import Continuation, first_line
+from eagle_export.reading.families.registry import family_of, read_config
+from eagle_export.recording.continuations import Continuation
 from eagle_export.recording.layered import layer_numbers
 from eagle_export.recording.layered_continuations import verified_continuations
 from eagle_runtime import BackendError, EagleError, EagleModel, SamplingParams
+from eagle_runtime.base.errors import first_line
 from eagle_runtime.base.tree import Float
 from eagle_runtime.bundle.fidelity import shortfall
 from eagle_runtime.bundle.listed_files import read_text_file
@@ -99,14 +99,10 @@ def _worst_layers(
         report(f"looking for the worst layers ({done} of {steps})")
 
     try:
-        return worst_layers(bundle / graph.file, graph, layers, tokens, continuation.logits[:count], count_layers)
+        logits = continuation.logits[:count]
+        return worst_layers(layer_errors(bundle / graph.file, graph, layers, tokens, logits, count_layers))
     except (EagleError, MemoryError):
         return []
-
-
-def make_certificate(source: Checkpoint, bundle: Path, manifest: Manifest) -> Certificate:
-    """The certificate alone of what compare_with_source returns; raises what it does."""
-    return compare_with_source(source, bundle, manifest).certificate
 
 
 def compare_with_source(
@@ -131,7 +127,7 @@ def compare_with_source(
         if not whole:
             reading.expected, reading.checked = _read_by_layers(bundle, manifest, reading, report)
     else:
-        check_free(folder_bytes(bundle))
+        check_memory(folder_bytes(bundle))
     expected, checked = reading.read()
     prompts = reading.prompts
     with _engine(bundle) as model:
@@ -189,7 +185,7 @@ def _engine(bundle: Path) -> Iterator[EagleModel]:
     except ExportError:
         raise
     except Exception as error:  # engines raise a dozen kinds without a common base
-        raise ExportError(f"the bundle does not run here ({first_line(error)})") from None
+        raise ExportError(f"the bundle does not run here ({type(error).__name__}: {first_line(error)})") from None
 
 
 def _not_finite(manifest: Manifest) -> FidelityError:
@@ -218,9 +214,9 @@ def _fits_whole(source: Checkpoint, bundle: Path, manifest: Manifest) -> bool:
     layer of the source."""
     stored = folder_bytes(bundle)
     try:
-        check_memory(source, stored)
+        check_memory(max(4 * source.numbers, stored))  # the one is loaded after the other
         return True
     except ExportError:
         engine = 2 * stored if manifest.precision["target"] == "fp16" else stored  # ONNX Runtime widens fp16 on CPUs
-        check_free(engine + 4 * layer_numbers(source))
+        check_memory(engine + 4 * layer_numbers(source))
     return False

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from eagle_export.base.errors import ExportError
+from eagle_export.base.resume import REFUSED
 from eagle_export.checking.worst_layers import LayerError
 from eagle_export.recipes.plan import RECIPES
 from eagle_runtime.bundle.fidelity import compared
-from eagle_runtime.bundle.manifest import Certificate, Limits
+from eagle_runtime.bundle.manifest import MANIFEST_NAME, Certificate, Limits, Manifest, read_manifest
 
 LIMITS = {
     "fp32": Limits(0.99, 1e-5),
@@ -147,3 +149,25 @@ def accepting(certificate: Certificate, limits: Limits) -> Advice:
         step = 10.0 ** (math.floor(math.log10(certificate.kl)) - 1)
         advice.settings["max_kl"] = float(f"{math.ceil(certificate.kl / step) * step:.2g}")
     return advice
+
+
+def keep_refused(bundle: Path, certificate: Certificate, manifest: Manifest, finished: Path) -> None:
+    """Moves a bundle that was refused to the finished work of its export (resume.py), with its certificate in its
+    manifest: the same command with other limits writes it without making it again."""
+    (bundle / MANIFEST_NAME).write_text(replace(manifest, certificate=certificate).to_json(), encoding="utf-8")
+    bundle.rename(finished / REFUSED)
+
+
+def accepted(finished: Path, bundle: Path, required: RequiredFidelity | None) -> Manifest | None:
+    """Moves a bundle that was kept into the empty folder `bundle`, and returns its manifest; None if there is none.
+    required: what it must reach now, None for nothing; raises FidelityError if it does not."""
+    kept = finished / REFUSED
+    if not kept.is_dir():
+        return None
+    manifest = read_manifest(kept)
+    assert manifest.certificate is not None
+    if required is not None and not required.limits.met(manifest.certificate.agreement, manifest.certificate.kl):
+        raise refusal(manifest.certificate, required, ())
+    bundle.rmdir()
+    kept.rename(bundle)
+    return manifest

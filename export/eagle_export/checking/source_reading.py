@@ -26,8 +26,7 @@ from eagle_export.checking.head_check import (
 )
 from eagle_export.graphs.pair import HeadPart, Pair
 from eagle_export.reading.checkpoint import Checkpoint
-from eagle_export.reading.families.config import read_config
-from eagle_export.reading.families.registry import family_of
+from eagle_export.reading.families.registry import family_of, read_config
 from eagle_export.recording.continuations import Continuation, ask, continuation
 from eagle_export.recording.source_text import Asked, Greedy, Written, text_starts
 from eagle_runtime.text.tokenizer import Text

@@ -24,9 +24,10 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_calib.scoring import divergence, log_softmax
+from eagle_export.graphs.weights import tensor_spec
 from eagle_export.recipes.graph import Array, Linear, is_lm_head, linears
 from eagle_runtime.base.tree import Float, additive_mask
-from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
+from eagle_runtime.bundle.manifest import GraphSpec
 from eagle_runtime.core.target import causal, row_numbers
 from eagle_runtime.ort.session import OrtSession
 
@@ -87,18 +88,9 @@ def layers_of(graph: ir.Model) -> tuple[Layer, ...]:
     )
 
 
-def worst_layers(
-    path: Path,
-    spec: GraphSpec,
-    layers: Sequence[Layer],
-    tokens: Sequence[int],
-    source: Float,
-    report: Callable[[int, int], None] = lambda done, steps: None,
-) -> list[LayerError]:
+def worst_layers(errors: Sequence[LayerError]) -> list[LayerError]:
     """At most WORST of a target's layers, worst first: those that lower the KL most when made exact, then those with a
-    large error, because where two layers are equally wrong, making one of them exact may change nothing. Takes and
-    raises what layer_errors does."""
-    errors = layer_errors(path, spec, layers, tokens, source, report)
+    large error, because where two layers are equally wrong, making one of them exact may change nothing."""
     helpful = sorted((each for each in errors if each.exact <= (1 - LEAST_GAIN) * each.kl), key=lambda each: each.exact)
     median = float(np.median([each.error for each in errors])) if errors else 0.0
     least = max(LARGE_ERROR * median, helpful[0].error / 2 if helpful else 0.0)
@@ -174,10 +166,10 @@ def correctable(path: Path, spec: GraphSpec, layers: Sequence[Layer]) -> tuple[b
         y.name, new.name = _raw(layer), layer.y
         values[layer.y] = new
         graph.inputs.append(correction)
-        inputs[_correction(layer)], outputs[_raw(layer)] = _spec(correction), _spec(y)
+        inputs[_correction(layer)], outputs[_raw(layer)] = tensor_spec(correction), tensor_spec(y)
         graph.outputs.append(y)
         if layer.x not in outputs:
-            outputs[layer.x] = _spec(x)
+            outputs[layer.x] = tensor_spec(x)
             graph.outputs.append(x)
         corrected.append(layer)
     content: bytes = ir.to_proto(model).SerializeToString()
@@ -191,12 +183,6 @@ def _sized(value: ir.Value) -> bool:
     if shape is None or len(shape) != 3 or not isinstance(shape[2], int) or value.dtype is None:
         return False
     return isinstance(shape[1], ir.SymbolicDim) and shape[1].value in ("T", "R")
-
-
-def _spec(value: ir.Value) -> TensorSpec:
-    assert value.shape is not None and value.dtype is not None
-    dims = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
-    return TensorSpec(str(value.dtype.numpy()), dims)
 
 
 def _width(spec: GraphSpec, layer: Layer) -> int:

@@ -50,8 +50,8 @@ def _run(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Exports a bundle as the parsed arguments say, and prints a report on stdout."""
-    from eagle_export.commands.fetch import fetched
-    from eagle_export.writing.upload import make_repository, push
+    from eagle_export.inspection.headers import fetched
+    from eagle_export.reading.hub import make_repository, push
 
     if args.push is not None:
         make_repository(args.push)

@@ -7,14 +7,20 @@ order, k tokens per position, L masked columns, Vd draft vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle_export.graphs.graphs import ProposingGraph, full_mask
 from eagle_export.heads.block import BlockHead, split_features
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.layers import Rows
+from eagle_export.reading.checkpoint import Checkpoint
+
+SUCCESSORS = 32  # kept per token: candidates that a position's own likeliest tokens may lack
+TOKENS_AT_A_TIME = 1024  # tokens whose transitions are computed at a time
 
 
 class BlockGraph(ProposingGraph):
@@ -65,3 +71,27 @@ class BlockGraph(ProposingGraph):
 def first_alone(rows: Tensor) -> Tensor:
     """rows [R]: any. Returns [1,R,1] fp32: 1 for the first, 0 for the others."""
     return (torch.arange(rows.shape[0]) == 0).float()[None, :, None]
+
+
+def write_transitions(path: Path, head: Checkpoint, d2t: Tensor | None) -> None:
+    """Writes the file of which the runtime computes the transitions of the tokens that it meets
+    (eagle_runtime.drafting.transitions): before [V,r] and after [Vd,r], whose products are added to the logits of the
+    next token; successors [V,S] int32, the draft ids with the highest of them, best first, and `added` [V,S] fp16,
+    these; target_ids [Vd] int64, the target's ids of draft ids.
+
+    head: a block head with transitions. d2t [Vd]: offsets from draft to target ids; None if the ids are the same."""
+    before, after = (head.tensors[f"markov_head.markov_w{number}.weight"].read().half() for number in (1, 2))
+    count = min(SUCCESSORS, len(after))
+    wide = after.float().T
+    best = [(rows.float() @ wide).topk(count) for rows in torch.split(before, TOKENS_AT_A_TIME)]
+    ids = torch.arange(len(after))
+    stored = {
+        "before": before,
+        "after": after,
+        "successors": torch.cat([each.indices for each in best]).to(torch.int32),
+        "added": torch.cat([each.values for each in best]).half(),
+        "target_ids": ids if d2t is None else ids + d2t,
+    }
+    path.parent.mkdir(exist_ok=True)
+    save_file(stored, path)
+    path.chmod(0o644)  # safetensors makes files that only their owner can read

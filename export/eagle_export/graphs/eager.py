@@ -74,7 +74,7 @@ def weights_for_tokens(
     table = part.checkpoint.tensors[TABLE] if part.own_embedding else target.tensors[EMBEDDING]
     rows = table.read()[ids].float()
     if part.config.borrows_lm_head:
-        borrowed = target.tensors.get(LM_HEAD, target.tensors[EMBEDDING])
+        borrowed = target.lm_head
         weights[LM_HEAD] = borrowed.read().float() if lm_head else rows[:1].expand(borrowed.shape)
     return weights, TokenRows(torch.tensor(ids), rows)
 

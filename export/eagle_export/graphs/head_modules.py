@@ -16,10 +16,9 @@ from eagle_export.graphs.trace import Expected, Layout, trace_draft
 from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.block import BlockHead, BlockReader
 from eagle_export.heads.config import HeadConfig
-from eagle_export.heads.eagle1 import Eagle1Head
+from eagle_export.heads.eagle1 import Eagle1Head, PredictionHead
 from eagle_export.heads.eagle3 import Eagle3Head, TapReader
 from eagle_export.heads.kinds import KINDS
-from eagle_export.heads.mtp import PredictionHead
 from eagle_runtime.bundle.manifest import HeadKind
 
 AnyHead = Eagle1Head | Eagle3Head | BlockHead | HeadsAhead

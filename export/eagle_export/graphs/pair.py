@@ -20,23 +20,20 @@ from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.kinds import KINDS, Kind, placed
 from eagle_export.heads.layouts import HeadLayout, official
 from eagle_export.heads.prediction import prediction_layers, without_prediction_layers
-from eagle_export.heads.reading import read_head_config
-from eagle_export.heads.vocabulary import stored_map
-from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint, open_checkpoint
-from eagle_export.reading.families.config import accepted_by_transformers, read_config, windows_of
+from eagle_export.heads.reading import read_head_config, stored_map
+from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint, is_table, open_checkpoint
 from eagle_export.reading.families.family import Config, Family, Windows
 from eagle_export.reading.families.generation import Generation, generation_of
-from eagle_export.reading.families.registry import family_of
+from eagle_export.reading.families.registry import accepted_by_transformers, family_of, read_config, windows_of
 from eagle_export.reading.gguf.checkpoint import open_target
 from eagle_export.reading.reconcile import check_ends, unwrapped
-from eagle_export.reading.stored_tensors import StoredTensor, same_values
+from eagle_export.reading.stored_tensors import FLOATS, StoredTensor, same_values
 from eagle_export.reading.texts import read_texts, text_of
 from eagle_export.recipes.graph import WINDOW
 from eagle_export.recipes.routed_experts import RoutedExperts
 from eagle_runtime.text.tokenizer import Text
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-STORED = ("F64", "F32", "F16", "BF16")  # other types are quantised, and useless without their scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +183,7 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
 
     The head's own tensors get the prefix "head."; weights that it borrows keep the target's name, so that a weight has
     one name in both graphs."""
-    target_names = set(pair.target.tensors) - _rotary_buffers(pair.target)
-    tensors = {_parameter(pair.family, name): pair.target.tensors[name] for name in target_names}
+    tensors = {_parameter(pair.family, name): each for name, each in pair.target.tensors.items() if not is_table(name)}
     target = {name: Weight(name, _as_used(pair, tensor)) for name, tensor in tensors.items()}
     if pair.tied:
         target[LM_HEAD] = target[EMBEDDING]
@@ -245,9 +241,9 @@ def _check_borrowed(target: Checkpoint, head: Checkpoint) -> None:
     copy."""
     if LM_HEAD not in head.tensors:
         return
-    theirs = target.tensors.get(LM_HEAD, target.tensors[EMBEDDING])
+    theirs = target.lm_head
     own = head.require(LM_HEAD, theirs.shape)
-    if not {own.dtype, theirs.dtype} <= set(STORED) or not same_values(own, theirs):
+    if not same_values(own, theirs):
         raise ExportError(
             f"{own.file}: tensor {own.name!r} is not the target's, which such a head borrows; the checkpoint is of "
             "a variant that is not supported, or of another target"
@@ -308,10 +304,10 @@ def _check_all_used(checkpoint: Checkpoint, module: torch.nn.Module, weights: Ma
                 f"{source.file}: tensor {source.name!r} has shape {list(source.shape)}, but the config asks for "
                 f"{list(parameter.shape)}; config and weights do not belong together"
             )
-        if source.dtype not in STORED:
+        if source.dtype not in FLOATS:
             raise ExportError(
                 f"{source.file}: tensor {source.name!r} is stored as {source.dtype}, not as one of "
-                f"{', '.join(STORED)}; export the original checkpoint"
+                f"{', '.join(FLOATS)}; export the original checkpoint"
             )
 
 
@@ -339,12 +335,5 @@ def _own_embedding(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> 
     if name not in head.tensors:
         target.require(EMBEDDING, (config.vocab_size, config.hidden_size))
         return False
-    own, theirs = head.require(name, (config.vocab_size, config.hidden_size)), target.tensors[EMBEDDING]
-    if own.shape != theirs.shape or not {own.dtype, theirs.dtype} <= set(STORED):
-        return True
-    return not same_values(own, theirs)
-
-
-def _rotary_buffers(checkpoint: Checkpoint) -> set[str]:
-    """Names of inv_freq tables, which old checkpoints hold. They are computed from the config."""
-    return {name for name in checkpoint.tensors if name.endswith("rotary_emb.inv_freq")}
+    own = head.require(name, (config.vocab_size, config.hidden_size))
+    return not same_values(own, target.tensors[EMBEDDING])

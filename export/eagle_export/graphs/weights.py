@@ -134,14 +134,15 @@ def graph_spec(file: str, model: ir.Model, decisions: dict[str, str]) -> GraphSp
     graph = model.graph
     return GraphSpec(
         file=file,
-        inputs={str(value.name): _tensor_spec(value) for value in graph.inputs},
-        outputs={str(value.name): _tensor_spec(value) for value in graph.outputs},
-        weights={name: _tensor_spec(value) for name, value in graph.initializers.items()},
+        inputs={str(value.name): tensor_spec(value) for value in graph.inputs},
+        outputs={str(value.name): tensor_spec(value) for value in graph.outputs},
+        weights={name: tensor_spec(value) for name, value in graph.initializers.items()},
         recipe=decisions,
     )
 
 
-def _tensor_spec(value: ir.Value) -> TensorSpec:
+def tensor_spec(value: ir.Value) -> TensorSpec:
+    """Returns the type and shape of a value as manifests hold them."""
     assert value.shape is not None and value.dtype is not None
     shape = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
     return TensorSpec(str(value.dtype.numpy()), shape)

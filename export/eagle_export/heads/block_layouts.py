@@ -25,7 +25,6 @@ MARKOV = ("markov_w1.", "markov_w2.")  # ModelOpt writes them without the module
 # What other programs need and nothing here reads: confidence may order drafts, and never accepts one; copies of the
 # target's own parts.
 CONFIDENCE = re.compile(r"confidence_(head|proj)\.")
-FLOATS = {"F64", "F32", "F16", "BF16"}
 COPIES = ("verifier_lm_head.weight", "verifier_norm.weight")
 REFUSED_TENSORS = (
     (r"(^|\.)(prefix_gru|embed_proj)\.", "a Domino head, whose logits a recurrent network corrects token by token"),
@@ -73,13 +72,14 @@ class BlockLayout:
     ids: Literal["output", "input"] = "output"
     anchor: bool = False
 
-    def fits(self, config: Mapping[str, Any]) -> bool:
+    def fits(self, head: Checkpoint) -> bool:
         """Whether a folder has this layout."""
+        config = head.config
         nested = config.get(NESTED)
         inner = nested if isinstance(nested, Mapping) else {}
         return (
             config.get("speculators_model_type") == self.kind
-            and (not self.architectures or bool(set(_classes(config)) & set(self.architectures)))
+            and (not self.architectures or bool(set(head.architectures) & set(self.architectures)))
             and all(
                 (key in config or key in inner) and value in (None, inner.get(key, config.get(key)))
                 for key, value in self.settings
@@ -149,11 +149,11 @@ def block_layout(head: Checkpoint) -> BlockLayout | None:
     by its name."""
     where = head.folder / "config.json"
     for pattern, what in REFUSED_CLASSES:
-        if named := [name for name in _classes(head.config) if re.search(pattern, name)]:
+        if named := [name for name in head.architectures if re.search(pattern, name)]:
             raise ExportError(f"{where}: {named[0]} is {what}, which is not supported; docs/heads.md lists what is")
     if "treeflash_config" in head.config:
         raise ExportError(f"{where}: treeflash_config is set: a TreeFlash head, which is not supported")
-    return next((each for each in BLOCK_LAYOUTS if each.fits(head.config)), None)
+    return next((each for each in BLOCK_LAYOUTS if each.fits(head)), None)
 
 
 def official_block(head: Checkpoint, layout: BlockLayout) -> tuple[HeadLayout, Checkpoint]:
@@ -197,18 +197,9 @@ def fitted(read: tuple[HeadLayout, Checkpoint], target: Checkpoint) -> tuple[Hea
     LM heads are compared."""
     layout, head = read
     own, theirs = head.tensors.get(LM_HEAD), target.tensors.get(LM_HEAD, target.tensors.get(EMBEDDING))
-    if layout.kind == "block" and own is not None and theirs is not None and _copied(own, theirs):
+    if layout.kind == "block" and own is not None and theirs is not None and same_values(own, theirs):
         head = replace(head, tensors={name: tensor for name, tensor in head.tensors.items() if name != LM_HEAD})
     return layout, with_targets_rotation(head, layout, target.config)
-
-
-def _copied(own: StoredTensor, theirs: StoredTensor) -> bool:
-    return own.shape == theirs.shape and {own.dtype, theirs.dtype} <= FLOATS and same_values(own, theirs)
-
-
-def _classes(config: Mapping[str, Any]) -> list[str]:
-    named = config.get("architectures")
-    return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
 
 
 def _flat_config(head: Checkpoint, layout: BlockLayout) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from eagle_export.heads.ahead_config import Ahead
+from eagle_export.heads.ahead_reader import Ahead
 from eagle_export.heads.block_config import Block
 from eagle_export.heads.layouts import OutputNorm
 from eagle_runtime.bundle.manifest import HeadKind

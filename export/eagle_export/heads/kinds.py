@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from eagle_export.heads.ahead_config import Ahead
-from eagle_export.heads.ahead_reader import read_ahead
+from eagle_export.heads.ahead_reader import Ahead, read_ahead
 from eagle_export.heads.block_config import Block, read_block
 from eagle_export.heads.block_layouts import left_out
 from eagle_export.heads.config import HeadConfig
-from eagle_export.reading.checkpoint import LM_HEAD, Checkpoint
+from eagle_export.reading.checkpoint import LM_HEAD, Checkpoint, is_table
 from eagle_runtime.bundle.manifest import HeadKind
 
 Readings = Iterator[tuple[str, HeadConfig]]
@@ -119,7 +118,7 @@ def placed(config: HeadConfig, names: Iterable[str]) -> tuple[list[str], list[st
     elsewhere = {LM_HEAD} if config.borrows_lm_head else set()
     elsewhere |= set() if config.borrows else {"d2t", "t2d"}
     elsewhere |= {"norm.weight"} if config.output_norm == "none" else set()
-    own = [name for name in names if name not in elsewhere and not name.endswith("rotary_emb.inv_freq")]
+    own = [name for name in names if name not in elsewhere and not is_table(name)]
     read = [] if config.borrows else [name for name in own if name.startswith(READER)]
     both = [name for name in own if KINDS[config.kind].keys_in_target and KEYS.match(name)]
     return [name for name in own if name not in read], [*read, *both]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from eagle_export.heads.ahead_layouts import AheadNames
+from eagle_export.heads.ahead_reader import AheadNames
 from eagle_export.heads.prediction import LayerNames
 from eagle_export.reading.checkpoint import Checkpoint
 from eagle_runtime.bundle.manifest import HeadKind
@@ -52,10 +52,8 @@ class HeadLayout:
 
     def fits(self, head: Checkpoint) -> bool:
         """Whether a folder has this layout."""
-        named = head.config.get("architectures")
-        names = {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
         return (
-            (not self.architectures or bool(names & set(self.architectures)))
+            (not self.architectures or bool(set(head.architectures) & set(self.architectures)))
             and all(key in head.config for key in self.keys)
             and all(any(name.startswith(start) for name in head.tensors) for start in self.tensors)
             and (self.names is None or self.names.held_by(head))

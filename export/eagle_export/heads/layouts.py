@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from eagle_export.base.errors import ExportError
-from eagle_export.heads.ahead_layouts import HYDRA, MEDUSA, MEDUSA_IN_TARGET, OTHER_PARTS, VLLM_MEDUSA, AheadNames
+from eagle_export.heads.ahead_reader import HYDRA, MEDUSA, MEDUSA_IN_TARGET, OTHER_PARTS, VLLM_MEDUSA, AheadNames
 from eagle_export.heads.block_layouts import block_layout, official_block
 from eagle_export.heads.layout import LLAMA_TYPES, TRANSFORMERS_DEFAULTS
 from eagle_export.heads.layout import HeadLayout as HeadLayout
@@ -258,9 +258,7 @@ def _flat_config(head: Checkpoint, layout: HeadLayout) -> dict[str, Any]:
 
 def _refuse_known(head: Checkpoint) -> None:
     where = head.folder / "config.json"
-    named = head.config.get("architectures")
-    classes = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
-    if blocks := [name for name in classes if re.search(OTHER_HEADS, name)]:
+    if blocks := [name for name in head.architectures if re.search(OTHER_HEADS, name)]:
         raise ExportError(f"{where}: {blocks[0]} is not an EAGLE head; docs/heads.md lists the layouts that are read")
     kind = head.config.get("speculators_model_type", "eagle3")
     if kind != "eagle3":

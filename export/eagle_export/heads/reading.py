@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from eagle_export.base.errors import ExportError
-from eagle_export.heads.ahead_config import NO_ATTENTION
+from eagle_export.heads.ahead_reader import NO_ATTENTION
 from eagle_export.heads.config import HeadConfig, TapNorm
 from eagle_export.heads.kinds import KINDS, Kind
 from eagle_export.heads.layouts import HeadLayout, OutputNorm
-from eagle_export.heads.taps import default_taps
-from eagle_export.heads.vocabulary import draft_vocabulary, stored_map
-from eagle_export.reading.checkpoint import Checkpoint
-from eagle_export.reading.rope import rope_settings
+from eagle_export.reading.checkpoint import LM_HEAD, Checkpoint
+from eagle_export.reading.families.family import rope_settings
+from eagle_export.reading.stored_tensors import StoredTensor
 
 Result = TypeVar("Result")
 
@@ -262,3 +261,53 @@ def _taps(head: Checkpoint, layout: HeadLayout, count: int, target_layers: int) 
             "last norm and some after it; such a head is not supported"
         )
     return taps
+
+
+def default_taps(num_layers: int) -> tuple[int, int, int]:
+    """EAGLE-3's default taps: the inputs of target layers 2, N//2 and N-3, as indices into hidden_states.
+
+    Raises ExportError below 7 layers, where they are not three ascending layers."""
+    taps = (2, num_layers // 2, num_layers - 3)
+    if not taps[0] < taps[1] < taps[2]:
+        raise ExportError(
+            f"the target has {num_layers} layers, but EAGLE-3's three taps need 7 or more; use an EAGLE-1 head"
+        )
+    return taps
+
+
+def draft_vocabulary(head: Checkpoint, kind: Kind, hidden: int, target_hidden: int, vocab: int) -> int:
+    """Returns the width of the head's logits. hidden, target_hidden: its and the target's. Raises ExportError."""
+    own = kind.has_lm_head(head, vocab)
+    if kind.reads_taps and not own and hidden != target_hidden:
+        raise ExportError(
+            f"{head.folder}: tensor {LM_HEAD!r} is missing, and the target's is {target_hidden} wide where the head is "
+            f"{hidden}; the checkpoint is incomplete"
+        )
+    draft_vocab = head.require(LM_HEAD, (None, hidden)).shape[0] if own else vocab
+    for key, size in (("hidden_size", hidden), ("draft_vocab_size", draft_vocab if own else None)):
+        if size is not None and head.integer(key, size) != size:
+            raise ExportError(
+                f"{head.folder / 'config.json'}: {key} is {head.config[key]}, but the tensors have {size}; config and "
+                "weights do not belong together"
+            )
+    return draft_vocab
+
+
+def stored_map(head: Checkpoint, kind: Kind, size: int, vocab: int) -> StoredTensor | None:
+    """Returns d2t [Vd], the offsets from draft to target ids, of a head of `size` draft tokens; None if the ids are the
+    same. Raises ExportError."""
+    if not kind.reads_taps:
+        return None
+    if "d2t" not in head.tensors:
+        if size != vocab:
+            raise ExportError(
+                f"{head.folder}: lm_head has {size} rows for a vocabulary of {vocab}, but tensor 'd2t' is missing; "
+                "the checkpoint is incomplete"
+            )
+        return None
+    stored = head.require("d2t", (size,))
+    if stored.dtype not in ("I32", "I64"):
+        raise ExportError(f"{stored.file}: tensor 'd2t' is stored as {stored.dtype}, but must hold whole numbers")
+    if "t2d" in head.tensors:
+        head.require("t2d", (vocab,))
+    return stored

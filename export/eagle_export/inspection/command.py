@@ -8,9 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from eagle_export.inspection.machine import Place, this_machine
-from eagle_export.inspection.needs import Need
-from eagle_export.inspection.report import Report, fits, inspect, least_class, places
+from eagle_export.inspection.report import Need, Place, Report, fits, inspect, least_class, places, this_machine
 
 
 def run_inspect(args: argparse.Namespace) -> None:

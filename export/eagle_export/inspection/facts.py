@@ -16,9 +16,8 @@ from eagle_export.heads.layouts import HeadLayout, official
 from eagle_export.heads.prediction import prediction_layers, without_prediction_layers
 from eagle_export.heads.reading import head_problems, read_head_config
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
-from eagle_export.reading.families.config import check_config
 from eagle_export.reading.families.family import Family
-from eagle_export.reading.families.registry import family_of
+from eagle_export.reading.families.registry import check_config, family_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,6 @@ def target_facts(whole: Checkpoint) -> TargetFacts:
     hidden, heads = sizes.integer("hidden_size"), sizes.integer("num_attention_heads")
     kv_heads = sizes.integer("num_key_value_heads", heads)
     head_dim = sizes.integer("head_dim", _head_dim(target, hidden, heads))
-    parameters = sum(prod(each.shape) for each in target.tensors.values())
     readable = None if problems else family
     experts = None if readable is None or readable.experts is None else readable.experts.counts(config)
     facts = TargetFacts(
@@ -93,8 +91,8 @@ def target_facts(whole: Checkpoint) -> TargetFacts:
         family=family,
         problems=(),
         notes=(*whole.notes, *_notes(readable, config, experts)),
-        parameters=parameters,
-        active=parameters if experts is None else _active(target, experts),
+        parameters=target.numbers,
+        active=target.active(experts),
         stored=_types(target),
         bytes=_bytes(target),
         hidden_size=hidden,
@@ -140,7 +138,7 @@ def head_facts(head: Checkpoint, target: TargetFacts, checkpoint: Checkpoint) ->
         layout=layout,
         config=config,
         problems=tuple(problems),
-        parameters=sum(prod(each.shape) for each in head.tensors.values()),
+        parameters=head.numbers,
         stored=_types(head),
         bytes=_bytes(head),
         hidden_size=None if fc is None or not fc.shape else fc.shape[0],
@@ -169,15 +167,6 @@ def _context(family: Family, config: Mapping[str, Any]) -> int | None:
     if rope["original_max_position_embeddings"] is None:
         rope["original_max_position_embeddings"] = config["max_position_embeddings"]
     return family.context(SimpleNamespace(**{**config, "rope_parameters": rope}))
-
-
-def _active(target: Checkpoint, experts: tuple[int, int]) -> int:
-    """Parameters that one row needs."""
-    count, chosen = experts
-    return sum(
-        prod(each.shape) * chosen // count if ".experts." in name else prod(each.shape)
-        for name, each in target.tensors.items()
-    )
 
 
 def _notes(family: Family | None, config: Mapping[str, Any], experts: tuple[int, int] | None) -> list[str]:

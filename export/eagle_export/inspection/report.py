@@ -1,21 +1,48 @@
-"""The report on a target and a head, and where they would run."""
+"""The report on a target and a head: what the pair needs at each precision (bytes on the disk and in memory, and the
+least time of a token), and where it would run."""
 
 from __future__ import annotations
 
-import dataclasses
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
 
 from eagle_export.base.errors import ExportError
 from eagle_export.heads.prediction import without_prediction_layers
 from eagle_export.inspection.facts import HeadFacts, TargetFacts, head_facts, target_facts
 from eagle_export.inspection.headers import Headers, open_headers
-from eagle_export.inspection.machine import CARDS, GB, Place
-from eagle_export.inspection.needs import CONTEXT, Need, needs
+from eagle_export.inspection.sizes import GraphBytes, draft_shapes, graph_bytes, precisions_of, target_shapes
+from eagle_export.reading.checkpoint import Checkpoint
+from eagle_export.recipes.attention import ExactAttention
+from eagle_export.recipes.plan import RECIPES, default_draft_precision
+from eagle_runtime.core.target import PREFILL_CHUNK
+from eagle_runtime.machine.container import memory_limit
+from eagle_runtime.machine.host import threads_allowed
 
+SAMPLE_BYTES = 1 << 29  # bytes read per try, more than most caches hold
+TRIES = 5
+GB = 10**9
 CLASSES = (8, 12, 16, 24, 32)  # GB of GPUs and machines
 SYSTEM = 10**9  # bytes that a machine needs for itself
+BACKENDS = ("cpu", "tensorrt-rtx")
+CONTEXT = 4096  # default of the tokens that caches are counted for
+CACHE_BYTES = {"fp32": 4, "fp16": 2}  # of a number, by the type of the traced graph
+# What a process holds next to weights, caches and activations. On a CPU as docs/dev/toy_results.md has it for a pair of
+# 5.6 M parameters; on a GPU an assumption: the driver's context, an engine's scratch memory with activations, the
+# screen.
+OVERHEAD = {"cpu": 150 * 10**6, "tensorrt-rtx": 10**9}
+# Activations on a CPU while a prompt is read: copies at once of what a row's MLP and residuals hold and of its scores,
+# as measured (docs/dev/inspect.md).
+ROW_COPIES = 6
+SCORE_COPIES = {True: 3, False: 1}  # by whether the graph has ExactAttention
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Report:
     """context: tokens that caches are counted for. needs: empty for a target that cannot be exported."""
 
@@ -66,3 +93,138 @@ def fits(need: Need, place: Place) -> bool:
 def least_class(need: Need) -> int | None:
     """The smallest class of GPUs or machines with the memory, in GB; None if all are too small."""
     return next((size for size in CLASSES if fits(need, Place("", size * GB, 1))), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A pair at one precision of one backend. draft_precision, draft: None without a head. cache: bytes of the keys and
+    values of a whole text. activations: bytes while a prompt of that length is read. memory: bytes of everything at run
+    time."""
+
+    backend: str
+    precision: str
+    draft_precision: str | None
+    target: GraphBytes
+    draft: GraphBytes | None
+    cache: int
+    activations: int
+    memory: int
+
+    @property
+    def stored(self) -> int:
+        """Bytes of the weights of both graphs on the disk."""
+        return self.target.stored + (0 if self.draft is None else self.draft.stored)
+
+    def seconds(self, bandwidth: float) -> float:
+        """The least time of a token without drafts: that of reading the target's weights once."""
+        return self.target.read / bandwidth
+
+
+def needs(target: TargetFacts, checkpoint: Checkpoint, head: HeadFacts | None, context: int) -> tuple[Need, ...]:
+    """Every precision that shapes decide. checkpoint: the target's. head: left out unless it fits. context: tokens that
+    caches hold."""
+    assert target.family is not None and not target.problems, "looked at before"
+    config = None if head is None else head.config
+    official = None if head is None or config is None else head.official
+    shapes = target_shapes(target.family, checkpoint, official, config)
+    drafting = None if official is None or config is None else draft_shapes(checkpoint, official, config)
+    rows = target.num_layers * target.num_kv_heads * target.head_dim
+    rows += 0 if config is None else config.num_layers * config.num_kv_heads * config.head_dim
+    bounded = checkpoint.config.get("attn_logit_softcapping") is not None
+    needed = []
+    for backend in BACKENDS:
+        if bounded and backend != "cpu":
+            continue
+        for precision in precisions_of(backend):
+            draft_precision = None if drafting is None else default_draft_precision(backend, precision)
+            of_target = graph_bytes(shapes, backend, precision, "target")
+            of_draft = None
+            if drafting is not None and draft_precision is not None:
+                of_draft = graph_bytes(drafting, backend, draft_precision, "draft")
+            cache = 2 * rows * context * CACHE_BYTES[RECIPES[backend][precision].traced]
+            weights = of_target.stored + (0 if of_draft is None else of_draft.stored)
+            activations = _activations(target, backend, precision, context)
+            memory = weights + cache + activations + OVERHEAD[backend]
+            needed.append(Need(backend, precision, draft_precision, of_target, of_draft, cache, activations, memory))
+    return tuple(needed)
+
+
+def _activations(target: TargetFacts, backend: str, precision: str, context: int) -> int:
+    """Bytes while the last rows of a prompt of `context` tokens are read. On a GPU they are a part of OVERHEAD."""
+    if backend != "cpu":
+        return 0
+    recipe = RECIPES[backend][precision]
+    exact = any(isinstance(step, ExactAttention) for step in recipe.target(None))
+    rows = min(PREFILL_CHUNK, context)
+    row = ROW_COPIES * (2 * target.intermediate_size + 4 * target.hidden_size)
+    scores = SCORE_COPIES[exact] * target.num_heads * context
+    return rows * (row + scores) * CACHE_BYTES[recipe.traced]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a pair may run. memory: bytes. bandwidth: bytes per second."""
+
+    name: str
+    memory: int
+    bandwidth: float
+
+
+# One GPU of each size, with the memory and the bandwidth that docs/dev/inspect.md has the sources of.
+CARDS = (
+    Place("RTX 4060", 8 * GB, 272e9),
+    Place("RTX 4070", 12 * GB, 504e9),
+    Place("RTX 4080", 16 * GB, 717e9),
+    Place("RTX 4090", 24 * GB, 1008e9),
+    Place("RTX 5090", 32 * GB, 1792e9),
+)
+
+
+def this_machine() -> Place | None:
+    """This machine, with the bandwidth of its memory as measured now; None where its memory is unknown."""
+    memory = physical_memory()
+    threads = physical_cores()
+    return None if memory is None else Place("this machine", memory, read_bandwidth(threads, SAMPLE_BYTES // 4, 3))
+
+
+def physical_memory() -> int | None:
+    """Bytes of memory without swap, of the machine or of the container that it is; None if the system does not say."""
+    if sys.platform == "win32":
+        from eagle_runtime.machine.host import total_memory
+
+        return total_memory()
+    try:
+        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return min(size, memory_limit() or size)
+    except (OSError, ValueError):
+        return None
+
+
+def physical_cores() -> int:
+    """Returns the number of cores of this process without hyper-threads; all logical cores if that is unknown. In a
+    container with a quota of processor time no more than that pays for."""
+    return min(_cores(), threads_allowed() or _cores())
+
+
+def _cores() -> int:
+    logical = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    siblings = set()
+    for cpu in logical:
+        try:
+            siblings.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+        except OSError:
+            return len(logical)
+    return len(siblings)
+
+
+def read_bandwidth(threads: int, sample: int = SAMPLE_BYTES, tries: int = TRIES) -> float:
+    """Returns the bytes per second that `threads` threads together read from memory: the best of a few tries over
+    `sample` bytes."""
+    parts = [np.ones(sample // threads // 4, np.float32) for _ in range(threads)]
+    best = 0.0
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(tries):
+            started = time.perf_counter()
+            list(pool.map(np.max, parts))  # NumPy releases the interpreter's lock
+            best = max(best, sum(part.nbytes for part in parts) / (time.perf_counter() - started))
+    return best

@@ -8,9 +8,7 @@ from rich.table import Table
 from eagle_export.heads.block_config import Block
 from eagle_export.heads.kinds import KINDS
 from eagle_export.inspection.facts import HeadFacts, TargetFacts
-from eagle_export.inspection.machine import GB, Place
-from eagle_export.inspection.needs import Need
-from eagle_export.inspection.report import Report, fits, least_class, places
+from eagle_export.inspection.report import GB, Need, Place, Report, fits, least_class, places
 
 WIDTH = 120
 

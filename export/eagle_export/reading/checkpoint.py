@@ -40,6 +40,30 @@ class Checkpoint:
     texts: Mapping[str, bytes] | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def architectures(self) -> list[str]:
+        """The classes that its config names."""
+        named = self.config.get("architectures")
+        return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers its tensors hold."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
+    def active(self, experts: tuple[int, int] | None) -> int:
+        """Returns how many numbers one row needs. experts: of a layer, and those that a row chooses."""
+        count, chosen = experts or (1, 1)
+        return sum(
+            math.prod(each.shape) * chosen // count if ".experts." in name else math.prod(each.shape)
+            for name, each in self.tensors.items()
+        )
+
+    @property
+    def lm_head(self) -> StoredTensor:
+        """A target's LM head, which may be its embedding."""
+        return self.tensors.get(LM_HEAD) or self.tensors[EMBEDDING]
+
     def text(self) -> Text:
         """Returns its tokenizer. Raises BundleError."""
         return Text(self.folder, None if self.texts is None else self.texts.get)
@@ -79,6 +103,11 @@ class Checkpoint:
         if type(value) not in (int, float) or not 0 <= value < math.inf:
             raise ExportError(f"{self.folder / 'config.json'}: {key} is {value!r}, but must be a number, 0 or more")
         return float(value)
+
+
+def is_table(name: str) -> bool:
+    """Whether a tensor is a table of rotations, which old checkpoints hold. They are computed from the config."""
+    return name.endswith("rotary_emb.inv_freq")
 
 
 def open_checkpoint(folder: Path, *, pickled: bool = False) -> Checkpoint:

@@ -1,4 +1,5 @@
-"""Models on the Hugging Face Hub: which files of one are needed, their headers by ranged reads, and their download.
+"""Models on the Hugging Face Hub: which files of one are needed, their headers by ranged reads, and their download; and
+the upload of finished bundles, which are loaded from there by their ids.
 
 huggingface_hub does all of the talking: tokens, caches, resumed downloads and HF_ENDPOINT are as for its other users.
 It is asked for nothing unless a model is named by its id. Code, and pickled weights of a target, are never downloaded.
@@ -29,6 +30,8 @@ from eagle_export.reading.checkpoint import (
     read_json,
 )
 from eagle_export.reading.stored_tensors import StoredTensor
+from eagle_runtime.base.errors import first_line
+from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -241,16 +244,44 @@ def _errors(name: HubId) -> Iterator[None]:
             "`hf auth login`"
         ) from None
     except errors.EntryNotFoundError as error:
-        raise ExportError(f"{name}: a file of the model is missing ({_first_line(error)})") from None
+        raise ExportError(f"{name}: a file of the model is missing ({first_line(error)})") from None
     except errors.SafetensorsParsingError as error:
-        raise ExportError(f"{name}: the header of its weights is damaged ({_first_line(error)})") from None
+        raise ExportError(f"{name}: the header of its weights is damaged ({first_line(error)})") from None
     except (errors.HfHubHTTPError, OSError) as error:
-        raise ExportError(f"{name}: the hub did not answer as it should ({_first_line(error)}); try again") from None
+        raise ExportError(f"{name}: the hub did not answer as it should ({first_line(error)}); try again") from None
     except Exception as error:
         if not type(error).__module__.startswith("httpx"):
             raise
         raise ExportError(f"{name}: the hub cannot be reached ({type(error).__name__}); try again") from None
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+def make_repository(name: str) -> None:
+    """Makes OWNER/NAME on the hub, private, unless it is there. Raises ExportError, before an export has begun."""
+    if (match := ID.fullmatch(name)) is None or match["revision"]:
+        raise ExportError(f"--push {name!r} is not a name on the hub; give OWNER/NAME")
+    with _write_errors(name):
+        _api().create_repo(name, private=True, exist_ok=True)
+
+
+def push(bundle: Path, name: str) -> str:
+    """Uploads a bundle to OWNER/NAME: the manifest and the files that it lists, no engines. Returns the commit. Raises
+    ExportError; the bundle stays where it is."""
+    files = [MANIFEST_NAME, *read_manifest(bundle).files]
+    with _write_errors(name):
+        from huggingface_hub import constants
+
+        constants.HF_HUB_OFFLINE = False  # an export forbids downloads; make_repository has reached the hub
+        return str(_api().upload_folder(repo_id=name, folder_path=bundle, allow_patterns=files).oid)
+
+
+@contextmanager
+def _write_errors(name: str) -> Iterator[None]:
+    """Turns what huggingface_hub and the network raise into ExportErrors of one sentence."""
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith(("huggingface_hub", "httpx")) and not isinstance(error, OSError):
+            raise
+        raise ExportError(
+            f"{name} cannot be written on the hub ({first_line(error)}); log in with `hf auth login`, or check the name"
+        ) from None

@@ -54,7 +54,7 @@ def untied_note(target: Checkpoint) -> str | None:
         return None
     stated = read_json(target.folder / "config.json").get("tie_word_embeddings")
     embedding, lm_head = target.tensors[EMBEDDING], target.tensors[LM_HEAD]
-    if stated is not True or (embedding.shape == lm_head.shape and same_values(embedding, lm_head)):
+    if stated is not True or same_values(embedding, lm_head):
         return None
     return (
         f"{target.folder}: config.json ties the LM head to the embedding, but {LM_HEAD!r} is stored too and differs; "

@@ -17,6 +17,7 @@ from eagle_runtime.base.files import STANDS_FOR, is_pointer
 if TYPE_CHECKING:
     import torch  # imported where tensors are read: headers are read without it
 
+FLOATS = ("F64", "F32", "F16", "BF16")  # other types are quantised, and useless without their scales
 COMPARED = 1 << 24  # numbers that are compared at a time
 READ = 1 << 26  # bytes that are read at a time
 DTYPES = {  # name of safetensors -> torch's
@@ -130,9 +131,11 @@ class ShiftedTensor(StoredTensor):
 
 
 def same_values(first: StoredTensor, second: StoredTensor) -> bool:
-    """Whether two tensors of one shape hold equal numbers. They are read a part at a time."""
+    """Whether two tensors have one shape and hold equal numbers, in types of FLOATS. They are read a part at a time."""
     import torch
 
+    if first.shape != second.shape or not {first.dtype, second.dtype} <= set(FLOATS):
+        return False
     rows = max(1, COMPARED // max(1, math.prod(first.shape[1:])))
     return all(
         torch.equal(first.rows(start, start + rows).float(), second.rows(start, start + rows).float())

@@ -23,15 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from eagle_export.base.errors import ExportError
-from eagle_export.recipes.graph import MICROSOFT, WINDOW, constant, insert, insert_split, replace
-from eagle_export.recipes.graph_pass import Pass
+from eagle_export.recipes.graph import MICROSOFT, WINDOW, Pass, Steps, constant, insert_split, replace
 from eagle_runtime.base.tree import MAX_DEPTH
 
 RECENT = MAX_DEPTH  # positions; no verified tree is deeper
@@ -148,46 +145,46 @@ def part_of(model: ir.Model, node: ir.Node) -> Part:
 
 
 def _columns(model: ir.Model, node: ir.Node, part: Part) -> _Columns:
-    op = partial(insert, node)
-    ints = partial(indices, model)
+    op = Steps(model, node)
+    ints = op.ints
     hidden, seen = (constant(model, name, np.array(bias)) for name, bias in (("hidden", HIDDEN), ("seen", SEEN)))
-    zero, one = index(model, 0), index(model, 1)
+    zero, one = op.integer(0), op.integer(1)
     positions, mask = graph_input(model, "position_ids"), graph_input(model, "tree_mask")
-    length = op("Slice", [op("Reshape", [positions, ints(-1)]), ints(0), ints(1), ints(0)])
-    start, end = op("Max", [op("Sub", [length, ints(RECENT)]), ints(0)]), op("Max", [length, ints(1)])
-    first = op("Sub", [op("Reshape", [positions, ints(-1, 1)]), ints(RECENT)])  # [T, 1], of the recent positions
-    columns = op("Shape", [part.past[0]], start=1, end=2)
-    window = op("Range", [op("Squeeze", [start]), op("Squeeze", [end]), one])
-    old = op("Less", [op("Range", [zero, op("Squeeze", [columns]), one]), op("Min", [first, length])])
-    near = op("And", [op("GreaterOrEqual", [window, first]), op("Less", [window, length])])
+    length = op("Slice", op("Reshape", positions, ints(-1)), ints(0), ints(1), ints(0))
+    start, end = op("Max", op("Sub", length, ints(RECENT)), ints(0)), op("Max", length, ints(1))
+    first = op("Sub", op("Reshape", positions, ints(-1, 1)), ints(RECENT))  # [T, 1], of the recent positions
+    columns = op("Shape", part.past[0], start=1, end=2)
+    window = op("Range", op("Squeeze", start), op("Squeeze", end), one)
+    old = op("Less", op("Range", zero, op("Squeeze", columns), one), op("Min", first, length))
+    near = op("And", op("GreaterOrEqual", window, first), op("Less", window, length))
     if part.window is not None:
-        oldest = op("Sub", [op("Reshape", [positions, ints(-1, 1)]), ints(part.window - 1)])  # [T, 1], that a row sees
-        old = op("And", [old, op("GreaterOrEqual", [op("Range", [zero, op("Squeeze", [columns]), one]), oldest])])
-        near = op("And", [near, op("GreaterOrEqual", [window, oldest])])
+        oldest = op("Sub", op("Reshape", positions, ints(-1, 1)), ints(part.window - 1))  # [T, 1], that a row sees
+        old = op("And", old, op("GreaterOrEqual", op("Range", zero, op("Squeeze", columns), one), oldest))
+        near = op("And", near, op("GreaterOrEqual", window, oldest))
 
     def tree_bias() -> ir.Value:
         """[T, T]"""
-        bias = op("Squeeze", [mask, ints(0, 1)])
+        bias = op("Squeeze", mask, ints(0, 1))
         if part.window is None:
             return bias
-        return op("Where", [op("GreaterOrEqual", [op("Reshape", [positions, ints(1, -1)]), oldest]), bias, hidden])
+        return op("Where", op("GreaterOrEqual", op("Reshape", positions, ints(1, -1)), oldest), bias, hidden)
 
     def of_rows(bias: ir.Value) -> ir.Value:
         """[T, columns] -> [R, columns]"""
         if part.single:
-            return op("Concat", [bias, op("Slice", [bias, ints(0), ints(1), ints(0)])], axis=0)
-        return op("Tile", [bias, ints(part.heads // part.kv_heads, 1)])
+            return op("Concat", bias, op("Slice", bias, ints(0), ints(1), ints(0)), axis=0)
+        return op("Tile", bias, ints(part.heads // part.kv_heads, 1))
 
     return _Columns(
         start=start,
         end=end,
-        sizes=op("Concat", [op("Sub", [end, start]), op("Shape", [mask], start=3, end=4)], axis=0),
-        committed=of_rows(op("Where", [old, seen, hidden])),
-        recent=of_rows(op("Where", [near, seen, hidden])),
+        sizes=op("Concat", op("Sub", end, start), op("Shape", mask, start=3, end=4), axis=0),
+        committed=of_rows(op("Where", old, seen, hidden)),
+        recent=of_rows(op("Where", near, seen, hidden)),
         new=of_rows(tree_bias()),
         ones=op(
             "ConstantOfShape",
-            [op("Concat", [columns, ints(COLUMNS)], axis=0)],
+            op("Concat", columns, ints(COLUMNS), axis=0),
             value=ir.tensor(np.ones(1, np.float32)),
         ),
     )
@@ -195,16 +192,8 @@ def _columns(model: ir.Model, node: ir.Node, part: Part) -> _Columns:
 
 def _attend(model: ir.Model, node: ir.Node, part: Part, columns: _Columns) -> ir.Value:
     """Inserts nodes before `node` that compute the same. Returns their result [1, heads, T, width]."""
-    ints = partial(indices, model)
-
-    def op(name: str, *inputs: ir.Value, domain: str = "", **attributes: Any) -> ir.Value:
-        return insert(node, name, inputs, domain, **attributes)
-
-    def double(value: ir.Value) -> ir.Value:
-        return op("Cast", value, to=int(ir.DataType.DOUBLE))
-
-    def single(value: ir.Value) -> ir.Value:
-        return op("Cast", value, to=int(ir.DataType.FLOAT))
+    op = Steps(model, node)
+    ints, number, single, double, greatest = op.ints, op.number, op.single, op.double, op.greatest
 
     def scores(keys: ir.Value, **layout: int) -> ir.Value:
         """[kv_heads, R, columns]"""
@@ -218,12 +207,6 @@ def _attend(model: ir.Model, node: ir.Node, part: Part, columns: _Columns) -> ir
             return value
         grown = op("Exp", op("Mul", value, number(2 / part.cap)))
         return op("Sub", number(part.cap), op("Div", number(2 * part.cap), op("Add", grown, number(1))))
-
-    def number(value: float) -> ir.Value:
-        return constant(model, f"number_{value:.6g}", np.array(value, np.float32))
-
-    def greatest(value: ir.Value) -> ir.Value:
-        return op("ReduceMax", value, ints(-1), keepdims=1)
 
     def weights(value: ir.Value) -> ir.Value:
         return op("Exp", op("Sub", value, top))
@@ -267,14 +250,3 @@ def _product(op: Callable[..., ir.Value], left: ir.Value, right: ir.Value, **lay
 def graph_input(model: ir.Model, name: str) -> ir.Value:
     """Returns the input of that name."""
     return next(value for value in model.graph.inputs if value.name == name)
-
-
-def indices(model: ir.Model, *values: int) -> ir.Value:
-    """Returns a constant [len(values)] in int64."""
-    name = "ints_" + "_".join(map(str, values))
-    return constant(model, name, np.array(values, np.int64))
-
-
-def index(model: ir.Model, value: int) -> ir.Value:
-    """Returns a constant [] in int64."""
-    return constant(model, f"int_{value}", np.array(value, np.int64))

@@ -12,8 +12,7 @@ import onnx_ir as ir
 from eagle_export.base.errors import ExportError
 from eagle_export.base.parted import PartedTensor, part_of
 from eagle_export.recipes.blocks import Grid, by_parts, fitted, rounded
-from eagle_export.recipes.graph import MICROSOFT, Array, constant, insert, lazy_parts, replace
-from eagle_export.recipes.graph_pass import Pass
+from eagle_export.recipes.graph import MICROSOFT, Array, Pass, constant, insert, lazy_parts, replace
 from eagle_export.recipes.weight_blocks import stored
 
 

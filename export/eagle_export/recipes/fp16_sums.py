@@ -24,8 +24,7 @@ import onnx_ir as ir
 
 from eagle_calib.calibration import Observed
 from eagle_export.base import parted
-from eagle_export.recipes.graph import KEPT, Array, Linear, constant, linears
-from eagle_export.recipes.graph_pass import Pass
+from eagle_export.recipes.graph import KEPT, Array, Linear, Pass, constant, linears
 from eagle_export.recipes.smooth import inputs_of
 
 LIMIT = 32752.0  # half of fp16's largest: sums are rounded, and quantised weights differ from their source

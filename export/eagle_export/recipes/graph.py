@@ -1,19 +1,23 @@
-"""Reading and changing graphs in recipes: linear layers, new nodes, and weights that are computed when written."""
+"""Reading and changing graphs in recipes: linear layers, new nodes, weights that are computed when written, and what
+every pass is: a pattern to find, a rewrite of the nodes that match, and a check of the result."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from eagle_export.base.errors import ExportError
 from eagle_export.base.parted import PartedTensor, part_of
 
 Array = npt.NDArray[Any]
+Match = TypeVar("Match")
 MICROSOFT = "com.microsoft"  # domain of ONNX Runtime's own operators
 KEPT_WIDE = "kept wide"  # key in a node's meta: recipes leave the layer as traced
 WINDOW = "eagle.window"  # key in the metadata of an Attention node: how many positions back a row sees
@@ -186,6 +190,39 @@ def insert(
     return node.outputs[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Adds nodes before one of a graph; a call with an operator and its inputs returns the new node's output."""
+
+    model: ir.Model
+    before: ir.Node
+
+    def __call__(self, op: str, *inputs: ir.Value, domain: str = "", **attributes: Any) -> ir.Value:
+        return insert(self.before, op, inputs, domain, **attributes)
+
+    def ints(self, *values: int) -> ir.Value:
+        """Returns a constant [len(values)] in int64."""
+        return constant(self.model, "ints_" + "_".join(map(str, values)), np.array(values, np.int64))
+
+    def integer(self, value: int) -> ir.Value:
+        """Returns a constant [] in int64."""
+        return constant(self.model, f"int_{value}", np.array(value, np.int64))
+
+    def number(self, value: float) -> ir.Value:
+        """Returns a constant [] in fp32."""
+        return constant(self.model, f"number_{value:.6g}", np.array(value, np.float32))
+
+    def single(self, value: ir.Value) -> ir.Value:
+        return self("Cast", value, to=int(ir.DataType.FLOAT))
+
+    def double(self, value: ir.Value) -> ir.Value:
+        return self("Cast", value, to=int(ir.DataType.DOUBLE))
+
+    def greatest(self, value: ir.Value) -> ir.Value:
+        """Returns the largest value along the last axis, which is kept."""
+        return self("ReduceMax", value, self.ints(-1), keepdims=1)
+
+
 def insert_split(
     before: ir.Node, value: ir.Value, parts: int, axis: int, sizes: ir.Value | None = None
 ) -> tuple[ir.Value, ...]:
@@ -227,3 +264,42 @@ def _register(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value
     value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=shape)
     graph.register_initializer(value)
     return value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass(ABC, Generic[Match]):
+    """One change to a graph, with its settings as fields. name: as errors call it."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def pattern(self, model: ir.Model) -> list[Match]:
+        """Returns the nodes or layers that the pass will change, in the graph's order."""
+
+    @abstractmethod
+    def rewrite(self, model: ir.Model, matches: list[Match]) -> dict[str, str]:
+        """Changes them in place. Returns weight or node name -> what was done, in words for the manifest."""
+
+    def check(self, model: ir.Model) -> None:
+        """Raises ExportError if the graph is not as it must be after the pass: the pattern still matches something."""
+        if rest := self.pattern(model):
+            raise ExportError(f"pass {self.name!r} left {len(rest)} of its matches unchanged; report this as a bug")
+
+    def apply(self, model: ir.Model) -> dict[str, str]:
+        """Finds, rewrites and checks. Returns what `rewrite` does, nothing if the pattern matches nothing."""
+        matches = self.pattern(model)
+        if not matches:
+            return {}
+        changed = self.rewrite(model, matches)
+        self.check(model)
+        return changed
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPass(Pass[Linear]):
+    """A pass over the linear layers that are `wanted`: by default all that are still in floats."""
+
+    wanted: Callable[[Linear], bool] = field(default=lambda _: True, kw_only=True)
+
+    def pattern(self, model: ir.Model) -> list[Linear]:
+        return list(filter(self.wanted, linears(model)))

@@ -26,6 +26,7 @@ from eagle_export.base import parted
 from eagle_export.recipes.graph import (
     MICROSOFT,
     Array,
+    LayerPass,
     Linear,
     constant,
     fed_by_product,
@@ -36,7 +37,6 @@ from eagle_export.recipes.graph import (
     pieces,
     replace,
 )
-from eagle_export.recipes.graph_pass import LayerPass
 from eagle_export.recipes.tiles import product
 
 LEVELS = 127

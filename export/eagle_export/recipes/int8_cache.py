@@ -30,16 +30,12 @@ values in fp32 by column, and takes its scales from a calibration.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from eagle_export.base.errors import ExportError
-from eagle_export.recipes.attention import RECENT, SEEN, Part, attention_nodes, graph_input, index, indices, part_of
-from eagle_export.recipes.graph import MICROSOFT, constant, insert, insert_split, replace
-from eagle_export.recipes.graph_pass import Pass
+from eagle_export.recipes.attention import RECENT, SEEN, Part, attention_nodes, graph_input, part_of
+from eagle_export.recipes.graph import MICROSOFT, Pass, Steps, constant, insert_split, replace
 
 LEVELS = 127  # of a key, a value or a weight above zero
 QUERY_LEVELS = 63  # of a query, on each side of
@@ -55,7 +51,7 @@ class Int8Cache(Pass[ir.Node]):
     """Replaces every Attention node by products of bytes that are equal to the bit in any tree. The past becomes keys
     [kv_heads, width, C] and values [kv_heads, 1, C, width] in int8, and scales of both [kv_heads, 1, C] in fp32, where
     C is a multiple of BLOCK; new rows have scales [1, T, kv_heads, 1]. tree_mask becomes [1, 1, T, T]. Raises
-    ExportError for an Attention node that does not read a cache, or that has a window or bounded scores."""
+    ExportError for an Attention node that does not read a cache; none may have a window or bounded scores."""
 
     name = "int8 cache"
 
@@ -67,16 +63,7 @@ class Int8Cache(Pass[ir.Node]):
         columns: _Columns | None = None
         for node in matches:
             part = part_of(model, node)
-            if part.window is not None:
-                raise ExportError(
-                    f"attention {node.name} has a window of {part.window} positions, which an int8 cache cannot hide; "
-                    "export without one"
-                )
-            if part.cap is not None:
-                raise ExportError(
-                    f"attention {node.name} bounds its scores by {part.cap:g}, which an int8 cache cannot; export "
-                    "without one"
-                )
+            assert part.window is None and part.cap is None  # writing/preflight.py refuses them
             columns = columns or _columns(model, node, part)
             changed[str(node.outputs[0].name)] = "queries, keys, values and their weights in int8"
             replace(node, _attend(model, node, part, columns))
@@ -111,37 +98,34 @@ class _Columns:
 
 
 def _columns(model: ir.Model, node: ir.Node, part: Part) -> _Columns:
-    op = partial(insert, node)
-    ints = partial(indices, model)
-    zero, one = index(model, 0), index(model, 1)
+    op = Steps(model, node)
+    ints, single = op.ints, op.single
+    zero, one = op.integer(0), op.integer(1)
     positions, mask = graph_input(model, "position_ids"), graph_input(model, "tree_mask")
 
-    def single(truth: ir.Value) -> ir.Value:
-        return op("Cast", [truth], to=int(ir.DataType.FLOAT))
-
     def range_of(first: ir.Value, limit: ir.Value) -> ir.Value:
-        return op("Range", [op("Squeeze", [first]), op("Squeeze", [limit]), one])
+        return op("Range", op("Squeeze", first), op("Squeeze", limit), one)
 
     def blocks_before(position: ir.Value) -> ir.Value:
-        return op("Div", [op("Max", [op("Sub", [position, ints(RECENT)]), ints(0)]), ints(BLOCK)])
+        return op("Div", op("Max", op("Sub", position, ints(RECENT)), ints(0)), ints(BLOCK))
 
     def of_rows(value: ir.Value) -> ir.Value:
         """[T, columns] -> [R, columns]"""
-        return op("Tile", [value, ints(part.heads // part.kv_heads, 1)])
+        return op("Tile", value, ints(part.heads // part.kv_heads, 1))
 
-    columns = op("Shape", [part.past[0]], start=2, end=3)
-    length = op("Slice", [op("Reshape", [positions, ints(-1)]), ints(0), ints(1), ints(0)])
-    start, end = op("Mul", [blocks_before(length), ints(BLOCK)]), op("Max", [length, ints(1)])
-    whole = blocks_before(op("Reshape", [positions, ints(-1, 1)]))  # [T, 1]
-    window = op("GreaterOrEqual", [range_of(start, end), op("Mul", [whole, ints(BLOCK)])])
-    empty = op("GreaterOrEqual", [range_of(zero, columns), length])
-    new = op("Squeeze", [mask, ints(0, 1)])
+    columns = op("Shape", part.past[0], start=2, end=3)
+    length = op("Slice", op("Reshape", positions, ints(-1)), ints(0), ints(1), ints(0))
+    start, end = op("Mul", blocks_before(length), ints(BLOCK)), op("Max", length, ints(1))
+    whole = blocks_before(op("Reshape", positions, ints(-1, 1)))  # [T, 1]
+    window = op("GreaterOrEqual", range_of(start, end), op("Mul", whole, ints(BLOCK)))
+    empty = op("GreaterOrEqual", range_of(zero, columns), length)
+    new = op("Squeeze", mask, ints(0, 1))
     hidden, seen = (constant(model, name, np.array(bias)) for name, bias in (("unused", UNUSED), ("seen", SEEN)))
     return _Columns(
-        unused=op("Where", [empty, hidden, seen]),
+        unused=op("Where", empty, hidden, seen),
         new=of_rows(new),
-        seen=of_rows(single(op("Equal", [new, seen]))),
-        blocks=of_rows(single(op("Less", [range_of(zero, op("Div", [columns, ints(BLOCK)])), whole]))),
+        seen=of_rows(single(op("Equal", new, seen))),
+        blocks=of_rows(single(op("Less", range_of(zero, op("Div", columns, ints(BLOCK))), whole))),
         start=start,
         end=end,
         window=of_rows(single(window)),
@@ -150,22 +134,8 @@ def _columns(model: ir.Model, node: ir.Node, part: Part) -> _Columns:
 
 def _attend(model: ir.Model, node: ir.Node, part: Part, columns: _Columns) -> ir.Value:
     """Inserts nodes before `node` that compute the same. Returns their result [1, heads, T, width]."""
-    ints = partial(indices, model)
-
-    def op(name: str, *inputs: ir.Value, domain: str = "", **attributes: Any) -> ir.Value:
-        return insert(node, name, inputs, domain, **attributes)
-
-    def number(value: float) -> ir.Value:
-        return constant(model, f"number_{value:.6g}", np.array(value, np.float32))
-
-    def single(value: ir.Value) -> ir.Value:
-        return op("Cast", value, to=int(ir.DataType.FLOAT))
-
-    def double(value: ir.Value) -> ir.Value:
-        return op("Cast", value, to=int(ir.DataType.DOUBLE))
-
-    def greatest(value: ir.Value) -> ir.Value:
-        return op("ReduceMax", value, ints(-1), keepdims=1)
+    op = Steps(model, node)
+    ints, number, single, double, greatest = op.ints, op.number, op.single, op.double, op.greatest
 
     def total_of(value: ir.Value) -> ir.Value:
         return op("ReduceSum", value, ints(-1), keepdims=1)

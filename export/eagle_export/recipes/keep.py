@@ -8,8 +8,7 @@ from fnmatch import fnmatchcase
 import onnx_ir as ir
 
 from eagle_export.base.errors import ExportError
-from eagle_export.recipes.graph import KEPT_WIDE, Linear, is_lm_head, linears
-from eagle_export.recipes.graph_pass import Pass
+from eagle_export.recipes.graph import KEPT_WIDE, Linear, Pass, is_lm_head, linears
 
 LM_HEAD = "lm_head.weight"  # also of a target whose LM head is its embedding
 

@@ -16,8 +16,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from eagle_export.recipes.attention import ExactAttention, Part, attention_nodes, graph_input, head_major, part_of
-from eagle_export.recipes.graph import insert, replace
-from eagle_export.recipes.graph_pass import Pass
+from eagle_export.recipes.graph import Pass, insert, replace
 from eagle_export.recipes.native_steps import DOMAIN as DOMAIN
 from eagle_export.recipes.native_steps import KINDS, JoinedRuns
 from eagle_export.recipes.plan import Passes, apply

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from eagle_export.recipes.attention import Part, attention_nodes, part_of
-from eagle_export.recipes.graph_pass import Pass
+from eagle_export.recipes.graph import Pass
 from eagle_export.recipes.native import DOMAIN, LANES, JoinedSteps, NativeProducts, attend, is_native
 from eagle_export.recipes.native_steps import JoinedRuns
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from eagle_export.recipes.graph_pass import Pass
+from eagle_export.recipes.graph import Pass
 
 DOMAIN = "eagle"  # of the operators
 KINDS = ("RowExactMatMul", "ExactTreeAttention", "RowExactNorm")

@@ -24,8 +24,7 @@ from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.blocks import Grid
 from eagle_export.recipes.embedding import EmbeddingBlocks, EmbeddingFp16
 from eagle_export.recipes.fp16_sums import Fp16Sums
-from eagle_export.recipes.graph import Linear, fed_by_norm, is_lm_head, narrows
-from eagle_export.recipes.graph_pass import Pass
+from eagle_export.recipes.graph import Linear, Pass, fed_by_norm, is_lm_head, narrows
 from eagle_export.recipes.int8 import Int8PerToken, simulated_tokens
 from eagle_export.recipes.int8_cache import Int8Cache
 from eagle_export.recipes.keep import KeepLayers

@@ -24,7 +24,9 @@ from eagle_calib.calibration import Observed, is_expert
 from eagle_export.base import parted
 from eagle_export.recipes.graph import (
     Array,
+    LayerPass,
     Linear,
+    Pass,
     constant,
     fed_by_product,
     insert,
@@ -34,7 +36,6 @@ from eagle_export.recipes.graph import (
     pieces,
     replace,
 )
-from eagle_export.recipes.graph_pass import LayerPass, Pass
 from eagle_export.recipes.int8 import LEVELS, per_column, per_column_by_parts
 from eagle_export.recipes.smooth import factors_of, few_rows, inputs_of
 from eagle_export.recipes.tiles import product

@@ -19,16 +19,11 @@ Shapes: T rows, k experts per row, E experts, N = rows of all experts, H hidden.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
-from eagle_export.recipes.graph import constant, insert, insert_split, linears, replace
-from eagle_export.recipes.graph_pass import Pass
+from eagle_export.recipes.graph import Pass, Steps, insert_split, linears, replace
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 MULTIPLE = 2  # of which an expert's rows are a whole number
@@ -95,17 +90,12 @@ def _route(model: ir.Model, mixture: Mixture) -> None:
     hidden, k = mixture.x.shape[2], mixture.chosen.shape[2]
     assert isinstance(k, int)
 
-    def ints(*values: int) -> ir.Value:
-        return constant(model, "ints_" + "_".join(map(str, values)), np.array(values, np.int64))
-
-    def one(value: int) -> ir.Value:
-        return constant(model, f"int_{value}", np.array(value, np.int64))
-
-    op: Callable[..., ir.Value] = partial(_insert, first)
+    op = Steps(model, first)
+    ints = op.ints
     is_routed = op("ReduceSum", op("Cast", mixture.chosen, to=int(ir.DataType.INT64)), ints(0, 2), keepdims=0)  # [T, E]
     by_expert = op("Transpose", is_routed, perm=[1, 0])
     own = op("ArgMax", op("Cast", by_expert, to=int(ir.DataType.INT32)), axis=1, keepdims=0)  # [E], a row of each
-    spare = op("Mod", op("ReduceSum", by_expert, ints(1), keepdims=1), one(MULTIPLE))  # [E, 1]
+    spare = op("Mod", op("ReduceSum", by_expert, ints(1), keepdims=1), op.integer(MULTIPLE))  # [E, 1]
     by_expert = op("Concat", by_expert, spare, axis=1)  # [E, T + 1]: the last column is the padding row
     number, rows = insert_split(first, op("NonZero", by_expert), 2, 0)  # [1, N], the expert and its row
     number, rows = op("Squeeze", number, ints(0)), op("Squeeze", rows, ints(0))
@@ -122,8 +112,8 @@ def _route(model: ir.Model, mixture: Mixture) -> None:
             node.replace_input_with(0, part)
         _rename_rows(part, out, name)
 
-    op = partial(_insert, mixture.total)
-    places = op("CumSum", op("Reshape", by_expert, ints(-1)), one(0), exclusive=1)
+    op = Steps(model, mixture.total)
+    places = op("CumSum", op("Reshape", by_expert, ints(-1)), op.integer(0), exclusive=1)
     places = op("Slice", op("Reshape", places, op("Shape", by_expert)), ints(0), ints(-1), ints(1))
     places = op("Reshape", op("Transpose", places, perm=[1, 0]), ints(-1))  # [T * E]
     used = op("NonZero", op("Reshape", is_routed, ints(-1)))  # [1, T * k], a row's experts in order
@@ -152,10 +142,6 @@ def _rename_rows(part: ir.Value, out: ir.Value, name: str) -> None:
                 value.shape = ir.Shape([1, name, value.shape[2]])
                 if value is not out:
                     rest.append(value)
-
-
-def _insert(before: ir.Node, op: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
-    return insert(before, op, inputs, **attributes)
 
 
 def _only_reader(value: ir.Value, op: str) -> ir.Node | None:

@@ -24,8 +24,7 @@ from eagle_calib.calibration import Observed, is_expert
 from eagle_export.base.beside import layer_of, meanwhile
 from eagle_export.base.errors import ExportError
 from eagle_export.base.parted import scaled
-from eagle_export.recipes.graph import KEPT, Array, Linear, is_lm_head, linears
-from eagle_export.recipes.graph_pass import Pass
+from eagle_export.recipes.graph import KEPT, Array, Linear, Pass, is_lm_head, linears
 from eagle_export.recipes.tiles import product, side_by_side
 from eagle_runtime.machine.host import cores, threads_allowed
 

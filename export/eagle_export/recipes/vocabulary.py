@@ -16,6 +16,7 @@ from eagle_export.recipes.graph import (
     KEPT,
     Array,
     Linear,
+    Pass,
     constant,
     insert,
     is_lm_head,
@@ -23,7 +24,6 @@ from eagle_export.recipes.graph import (
     linears,
     replace,
 )
-from eagle_export.recipes.graph_pass import Pass
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +43,8 @@ class TrimVocabulary(Pass[Linear]):
         (head,) = matches
         (topk,) = (node for node in model.graph if node.op_type == "TopK")
         k, known = head.shape
-        tokens = target_ids(model, topk, known)
+        ids = known_tokens(model.graph)
+        tokens = np.arange(known) if ids is None else ids
         children = int(np.ravel(_values(topk.inputs[1]))[0])
         if not children <= self.size < known:
             raise ExportError(
@@ -74,12 +75,15 @@ class TrimVocabulary(Pass[Linear]):
         assert head.shape[1] == self.size
 
 
-def target_ids(model: ir.Model, topk: ir.Node, known: int) -> Array:
-    """Returns [known], the target's id of each draft id: the same id, or the id plus the offset that the graph adds."""
+def known_tokens(graph: ir.Graph) -> Array | None:
+    """Returns the target's id of each token [Vd] that the head knows; None for a head that knows all."""
+    (topk,) = (node for node in graph if node.op_type == "TopK")
     if topk.outputs[1].is_graph_output():
-        return np.arange(known, dtype=np.int64)
-    gather = next(use.node for use in topk.outputs[1].uses() if use.node.op_type == "Gather")
-    return np.arange(known, dtype=np.int64) + _values(gather.inputs[0]).reshape(-1)
+        return None
+    lookup = next(use.node for use in topk.outputs[1].uses() if use.node.op_type == "Gather")
+    ids = _values(lookup.inputs[0]).reshape(-1)
+    offsets = not lookup.outputs[0].is_graph_output()  # d2t: what is added to a token's number in the head
+    return ids + np.arange(len(ids)) if offsets else ids
 
 
 def _replace_ids(model: ir.Model, topk: ir.Node, tokens: ir.Value) -> None:

@@ -21,13 +21,13 @@ from eagle_export.recipes.compensation import Products, compensated
 from eagle_export.recipes.graph import (
     MICROSOFT,
     Array,
+    LayerPass,
     Linear,
     insert,
     lazy_weight,
     pieces,
     replace,
 )
-from eagle_export.recipes.graph_pass import LayerPass
 from eagle_export.recipes.smooth import check_observed, factors_of, few_rows, inputs_of
 from eagle_export.recipes.tiles import product
 

@@ -5,16 +5,19 @@ The source is the checkpoint, run by transformers on the CPU in fp32. Shapes: n 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from eagle_calib.errors import CalibrationError
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.reading.families.source import load_source
 from eagle_export.recording.source_text import Asked, Greedy, Writer, Written
+from eagle_runtime.base.errors import first_line
 from eagle_runtime.base.tree import Float
 
 
@@ -27,18 +30,27 @@ class Continuation:
     logits: Float
 
 
+@contextmanager
+def run_errors(source: Path | Checkpoint, how: str = "", passing: type[Exception] = ExportError) -> Iterator[None]:
+    """Raises ExportError for what transformers raises while it runs a checkpoint. how: in which way it runs, for the
+    error. passing: errors that are left as they are."""
+    try:
+        yield
+    except (ExportError, CalibrationError, passing):
+        raise
+    except Exception as error:  # transformers, safetensors and a full memory raise many kinds
+        folder = source if isinstance(source, Path) else source.folder
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise ExportError(f"transformers does not run {folder}{how} ({what})") from None
+
+
 def ask(source: Path | Checkpoint, asked: Asked) -> None:
     """Lets a checkpoint write the texts that are asked for. source: as for load_source. Raises ExportError if
     transformers cannot run it, and what `asked.look` raises."""
-    folder = source if isinstance(source, Path) else source.folder
-    try:
+    with run_errors(source):
         model = load_source(source)
         _, written = Writer(model).write([], 0, (), asked.texts, asked.taps)
         asked.look(model, written)
-    except ExportError:
-        raise
-    except Exception as error:  # transformers, safetensors and a full memory raise many kinds
-        raise ExportError(f"transformers does not run {folder} ({first_line(error)})") from None
 
 
 def continuations(
@@ -57,8 +69,3 @@ def continuation(source: Path, written: Written) -> Continuation:
     if written.logits is None or not np.isfinite(written.logits).all():
         raise ExportError(f"the logits of {source} are not finite")
     return Continuation(written.start, written.tokens, written.logits)
-
-
-def first_line(error: Exception) -> str:
-    """An error of a library in a few words: its kind, and the first line of its message."""
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else 'no message'}"

@@ -11,38 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from eagle_calib.errors import CalibrationError
-from eagle_export.base.errors import ExportError
 from eagle_export.base.quiet import quiet
 from eagle_export.graphs.native_operators import rotary_modules
 from eagle_export.graphs.trace import real_scales
-from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
-from eagle_export.reading.families.config import read_config
-from eagle_export.reading.families.fused_experts import fused_experts, read_fused
-from eagle_export.reading.families.registry import family_of
+from eagle_export.reading.checkpoint import EMBEDDING, Checkpoint
+from eagle_export.reading.families.dense_experts import fused_experts, read_fused
+from eagle_export.reading.families.registry import family_of, read_config
 from eagle_export.reading.families.source import attention_of
-from eagle_export.recording.continuations import first_line
 
 LM_HEAD_ROWS = 1 << 13  # of the LM head that are read at a time
-
-
-@contextmanager
-def run_errors(checkpoint: Checkpoint) -> Iterator[None]:
-    """Raises ExportError for what transformers raises while it runs a checkpoint."""
-    try:
-        yield
-    except (ExportError, CalibrationError, OSError):
-        raise
-    except Exception as error:  # transformers raises many kinds
-        raise ExportError(
-            f"transformers does not run {checkpoint.folder} layer by layer ({first_line(error)})"
-        ) from None
 
 
 def layer_numbers(checkpoint: Checkpoint) -> int:
@@ -103,8 +85,7 @@ class LayeredModel:
     @torch.inference_mode()
     def logits(self, rows: Tensor) -> Tensor:
         """rows: [R, H] after the last norm. Returns [R, V]."""
-        tensors = self._checkpoint.tensors
-        weight = tensors.get(LM_HEAD, tensors[EMBEDDING])
+        weight = self._checkpoint.lm_head
         bounds = range(0, weight.shape[0], LM_HEAD_ROWS)
         parts = [rows @ weight.rows(start, min(start + LM_HEAD_ROWS, weight.shape[0])).float().T for start in bounds]
         return self._family.logits(self.config, torch.cat(parts, -1))

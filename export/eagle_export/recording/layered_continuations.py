@@ -20,8 +20,8 @@ from torch import Tensor
 
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
-from eagle_export.recording.continuations import Continuation
-from eagle_export.recording.layered import LayeredModel, run_errors
+from eagle_export.recording.continuations import Continuation, run_errors
+from eagle_export.recording.layered import LayeredModel
 from eagle_runtime.base.tree import Float
 
 Draft = Callable[[list[int], int], list[int]]  # a text, the most tokens -> greedy tokens after it, one or more
@@ -61,7 +61,7 @@ def verified_continuations(
         run += 1
         report(f"comparing with the source (run {run}, the bundle drafts)")
         drafts = [draft([*text.prompt, *text.tokens], most - len(text.tokens)) for text in rest]
-        with run_errors(source):
+        with run_errors(source, " layer by layer", OSError):
             _verify(source, rest, drafts, eos, taps, partial(_show, report, run))
     return texts
 

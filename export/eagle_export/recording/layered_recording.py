@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,14 @@ from eagle_export.graphs.eager import eager_head, weights_for_tokens
 from eagle_export.graphs.pair import HeadPart
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
-from eagle_export.recording.layered import LayeredModel, run_errors
+from eagle_export.recording.continuations import run_errors
+from eagle_export.recording.layered import LayeredModel
 from eagle_export.recording.self_calibration import (
     MAX_TOKENS,
     WINDOW,
     HeadInputs,
     LayerInputs,
+    Listed,
     Recorded,
 )
 from eagle_export.recording.source_text import text_starts
@@ -42,11 +44,11 @@ TEXTS, LENGTH = 24, 96  # of the package's text, where the target does not write
 
 
 @dataclass(frozen=True, slots=True)
-class Spilled(Mapping[str, Observed]):
-    """Inputs in files of a folder, each read when it is asked for. files: weight name -> name of its file."""
+class Spilled(Listed):
+    """Inputs in files of a folder, each read when it is asked for. names: weight name -> name of its file."""
 
     folder: Path
-    files: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
 
     def add(self, observed: Mapping[str, Observed]) -> None:
         """Writes inputs; names that share an object share a file."""
@@ -56,20 +58,11 @@ class Spilled(Mapping[str, Observed]):
                 written[id(seen)] = f"{name}.npz"
                 arrays = {"rows": np.array(seen.rows), "largest": seen.channel_absmax, "sample": seen.sample}
                 _write(self.folder / f"{name}.npz", arrays)
-            self.files[name] = written[id(seen)]
+            self.names[name] = written[id(seen)]
 
     def __getitem__(self, name: str) -> Observed:
-        arrays = _read(self.folder / self.files[name])
+        arrays = _read(self.folder / self.names[name])
         return Observed(int(arrays["rows"]), arrays["largest"], arrays["sample"])
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.files
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.files)
-
-    def __len__(self) -> int:
-        return len(self.files)
 
 
 def texts_to_read(text: Text, data: Path | None, vocab: int, longest: int) -> list[list[int]]:
@@ -94,7 +87,7 @@ def observe_layers(
     head, report: as for observe_source. Raises ExportError if transformers cannot run the checkpoint."""
     folder.mkdir(exist_ok=True)
     taps = () if head is None else head.config.taps
-    with run_errors(checkpoint):
+    with run_errors(checkpoint, " layer by layer", OSError):
         model = LayeredModel(checkpoint, windows)
         spilled, tapped = _resume(folder, model)
         if model.next == 0 and 0 in taps:
@@ -155,7 +148,7 @@ def _save(folder: Path, model: LayeredModel, spilled: Spilled, tapped: Mapping[i
     """Notes how far the recording is: first what the next layer reads, then its number."""
     hidden = f"{model.next % 2}-{HIDDEN}"  # not over the one that the state in place names
     _write(folder / hidden, _numbered(model.hidden))
-    state = {"next": model.next, "hidden": hidden, "files": spilled.files, "taps": sorted(tapped)}
+    state = {"next": model.next, "hidden": hidden, "files": spilled.names, "taps": sorted(tapped)}
     new = folder / f"{STATE}.new"
     new.write_text(json.dumps(state), encoding="utf-8")
     os.replace(new, folder / STATE)

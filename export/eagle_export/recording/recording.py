@@ -1,22 +1,45 @@
 """How the inputs of a target's layers are recorded where no calibration is given: with the whole model in the memory,
-or layer by layer."""
+or layer by layer.
+
+On a machine of few cores two processes share the whole model's: each lets the source write one half of the texts.
+Threads of one product wait for each other in each of some thousand small operations, and where other programs run for
+many times as long as they compute. Two processes of one thread each do not wait; one of them also traces the graphs.
+The source is loaded before there are two, so that its weights are in the memory once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import shutil
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+import torch
+
+from eagle_calib.calibration import Observed
+from eagle_calib.folder import claimed
+from eagle_export.base.beside import Running, meanwhile
 from eagle_export.base.errors import ExportError
+from eagle_export.base.memory import check_memory
 from eagle_export.graphs.pair import Pair
-from eagle_export.reading.source_memory import check_memory
-from eagle_export.recording.layered_recording import observe_layers, texts_to_read
-from eagle_export.recording.self_calibration import Recorded, observe_source
-from eagle_export.recording.shared_recording import OtherHalf
+from eagle_export.reading.families.source import load_source
+from eagle_export.recording.layered_recording import Spilled, observe_layers, texts_to_read
+from eagle_export.recording.self_calibration import SEQUENCES, Joined, Recorded, observe_source
 from eagle_export.recording.source_text import Asked
+from eagle_runtime.machine.host import cores, free_memory, threads_allowed
 
 Way = Literal["whole", "layers"]
 UNRECORDED = "weights are rounded without recorded inputs, which costs agreement: "
+FEW = 3  # cores of a machine whose processes share a recording; more are used by the products of one
+LEAST = 10**7  # numbers of a source for which a copy of the process is made
+# Texts of this process and of its copy: this one also traces, the copy also writes what is asked.
+FIRST = [number for number in range(SEQUENCES) if number % 5 in (0, 3)]
+SECOND = [number for number in range(SEQUENCES) if number not in FIRST]
 FOLDER = "inputs"  # for recorded inputs, in the folder of finished work
 
 
@@ -25,7 +48,7 @@ def how_to_record(pair: Pair, data: Path | None) -> tuple[Way, list[str]]:
 
     data: a text that was asked for."""
     try:
-        check_memory(pair.target)
+        check_memory(4 * pair.target.numbers)
     except ExportError as error:
         text = "the text that was given" if data is not None else "the package's text, not on text of the model's own"
         return "layers", [f"inputs were recorded layer by layer, on {text}: {error}"]
@@ -61,3 +84,122 @@ def recorded_inputs(
         if data is not None:
             raise
         return None, [f"{UNRECORDED}{error}"]
+
+
+INPUTS, NAMES = "other half", "names.json"  # in the copy's folder: recorded inputs, and layer -> file there
+
+
+@dataclass(frozen=True, slots=True)
+class OtherHalf:
+    """The copy of the process. pair: what it records. source: the loaded model, in a list that is emptied when it is no
+    longer needed. seen: takes what else the copy left in its folder."""
+
+    pair: Pair
+    source: list[Any]
+    copy: Running
+    seen: Callable[[Path], None]
+
+    def completed(self, finished: Path, report: Callable[[str], None], *, weighed: bool) -> Recorded:
+        """Records this half on one thread and joins the other. finished: for inputs, as long as they are needed. Raises
+        what observe_source does."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            first = _half(self.pair, self.source[0], FIRST, finished, report, weighed=weighed)
+            report("waiting for the other half of the recording")
+            folder = self.copy.result()
+            if folder is None:  # it met an error, which this process meets again
+                second = _half(self.pair, self.source[0], SECOND, finished, report, weighed=False).inputs
+            else:
+                shutil.rmtree(finished / INPUTS, ignore_errors=True)  # of an export that was stopped
+                (folder / INPUTS).rename(finished / INPUTS)
+                second = Spilled(finished / INPUTS, json.loads((folder / NAMES).read_text(encoding="utf-8")))
+                self.seen(folder)
+        finally:
+            self.source.clear()
+            torch.set_num_threads(threads)
+        return Recorded(_Halves(first.inputs, second), first.importance)
+
+
+@contextmanager
+def other_half(
+    pair: Pair, place: Path, asked: Asked | None, leave: Callable[[Path], None], seen: Callable[[Path], None]
+) -> Iterator[OtherHalf | None]:
+    """Starts a copy of the process, which records one half of a whole model's inputs and writes what is asked besides.
+
+    place: of the bundle, next to which the copy writes. leave: called there with its folder, when it has written what
+    was asked; seen: called here with that folder. Yields None where one process is to record all: for a small source,
+    on one core or many, or with too little memory for two."""
+    numbers = pair.target.numbers
+    few = sys.platform == "linux" and 2 <= (threads_allowed() or cores()) <= FEW
+    free = free_memory()
+    if not few or numbers < LEAST or (free is not None and free < 8 * numbers):
+        yield None
+        return
+
+    try:
+        source = [load_source(pair.target)]
+    except Exception:  # transformers raises many kinds; `observe_source` meets it again and says what it is
+        yield None
+        return
+
+    def work(folder: Path) -> None:
+        inputs = _half(pair, source[0], SECOND, folder, lambda step: None, asked, weighed=False).inputs
+        assert isinstance(inputs, Joined)
+        spilled, files = Spilled(folder / INPUTS), dict[tuple[int, str], str]()
+        spilled.folder.mkdir()
+        for name in inputs:
+            if (origin := inputs.origin(name)) not in files:
+                spilled.add({name: inputs[name]})
+                files[origin] = spilled.names[name]
+            spilled.names[name] = files[origin]
+        (folder / NAMES).write_text(json.dumps(spilled.names), encoding="utf-8")
+        leave(folder)
+
+    with claimed(place.with_name(f"{place.name}-recording")) as claim:
+        (claim / "new").mkdir()
+        with meanwhile(work, claim / "new") as copy:
+            yield OtherHalf(pair, source, copy, seen)
+
+
+def _half(
+    pair: Pair,
+    source: Any,
+    share: Collection[int],
+    folder: Path,
+    report: Callable[[str], None],
+    asked: Asked | None = None,
+    *,
+    weighed: bool,
+) -> Recorded:
+    return observe_source(
+        pair.target, pair.text, None, pair.head, report, asked, folder, weighed=weighed, share=share, model=source
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Halves(Mapping[str, Observed]):
+    """Inputs of which two processes recorded one half each. A layer that one of them lacks, an expert that it hardly
+    asked, has the other's."""
+
+    first: Mapping[str, Observed]
+    second: Mapping[str, Observed]
+
+    def __getitem__(self, name: str) -> Observed:
+        parts = [each[name] for each in (self.first, self.second) if name in each]
+        if not parts:
+            raise KeyError(name)
+        return Observed(
+            sum(each.rows for each in parts),
+            np.max([each.channel_absmax for each in parts], axis=0),
+            np.concatenate([each.sample for each in parts]),
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.first or name in self.second
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self.first, *self.second]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))

@@ -18,10 +18,8 @@ import torch
 from torch import Tensor
 
 from eagle_calib.calibration import LEAST_ROWS, Observed, is_expert
-from eagle_calib.errors import CalibrationError
 from eagle_calib.observe import InputStatistics, SampleFile
 from eagle_calib.texts import read_windows
-from eagle_export.base.errors import ExportError
 from eagle_export.base.parted import Array
 from eagle_export.graphs.eager import (
     Hidden,
@@ -36,9 +34,9 @@ from eagle_export.graphs.pair import HeadPart
 from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.block import BlockHead
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
-from eagle_export.reading.families.fused_experts import expert_inputs, fused_experts
+from eagle_export.reading.families.dense_experts import expert_inputs, fused_experts
 from eagle_export.reading.families.source import load_source
-from eagle_export.recording.continuations import first_line
+from eagle_export.recording.continuations import run_errors
 from eagle_export.recording.importance import column_importance
 from eagle_export.recording.source_text import Asked, Writer, Written, text_starts
 from eagle_runtime.text.tokenizer import Text
@@ -82,7 +80,7 @@ def observe_source(
     it is loaded. Raises CalibrationError for a file without text, and ExportError if transformers cannot run the
     checkpoint."""
     file = None if folder is None else SampleFile(folder)
-    try:
+    with run_errors(source):
         model = load_source(source) if model is None else model
         vocab = int(model.config.vocab_size)
         longest = int(model.config.max_position_embeddings)
@@ -98,11 +96,6 @@ def observe_source(
         if asked is not None:
             asked.look(model, written)
         return Recorded(observed, _importance(model, windows, report) if weighed else {})
-    except (ExportError, CalibrationError):
-        raise
-    except Exception as error:  # transformers, safetensors and a full memory raise many kinds
-        folder = source if isinstance(source, Path) else source.folder
-        raise ExportError(f"transformers does not run {folder} ({first_line(error)})") from None
 
 
 @torch.inference_mode()
@@ -248,8 +241,24 @@ def _ordered(seen: Observed, order: Array | None) -> Observed:
     return replace(seen, sample=seen.sample[order]) if every else seen
 
 
+class Listed(Mapping[str, Observed]):
+    """Inputs that are read when they are asked for. names: those that there are, with what each is read by."""
+
+    __slots__ = ()
+    names: Mapping[str, Any]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
 @dataclass(frozen=True, slots=True)
-class _Filed(Mapping[str, Observed]):
+class _Filed(Listed):
     """Inputs that are in a file, each read when it is asked for. names: of weights -> of those in `statistics`."""
 
     statistics: Mapping[str, InputStatistics]
@@ -258,15 +267,6 @@ class _Filed(Mapping[str, Observed]):
 
     def __getitem__(self, name: str) -> Observed:
         return _ordered(self.statistics[self.names[name]].observed(), self.order)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.names  # without reading it
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
 
 
 class HeadInputs(LayerInputs):
@@ -343,28 +343,19 @@ def _all_inputs(
 
 
 @dataclass(frozen=True, slots=True)
-class Joined(Mapping[str, Observed]):
-    """Inputs of several recordings. places: name -> recording, and the name there."""
+class Joined(Listed):
+    """Inputs of several recordings. names: name -> recording, and the name there."""
 
-    places: Mapping[str, tuple[Mapping[str, Observed], str]]
+    names: Mapping[str, tuple[Mapping[str, Observed], str]]
 
     def __getitem__(self, name: str) -> Observed:
-        part, other = self.places[name]
+        part, other = self.names[name]
         return part[other]
 
     def origin(self, name: str) -> tuple[int, str]:
         """Returns what is the same for layers that read one tensor."""
-        part, other = self.places[name]
+        part, other = self.names[name]
         return id(part), part.names[other] if isinstance(part, _Filed) else other
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.places
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
-
-    def __len__(self) -> int:
-        return len(self.places)
 
 
 def linears(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:

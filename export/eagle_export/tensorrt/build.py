@@ -4,9 +4,10 @@ complete."""
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,13 @@ from eagle_calib.folder import clear_leftovers, written
 from eagle_export.base.destination import TIMING, check_space, disk_errors
 from eagle_export.base.errors import ExportError
 from eagle_export.tensorrt.engine_graphs import EngineGraph, engine_graphs, files_of, write_tables
-from eagle_export.tensorrt.kernels import Kernel, read_kernels
-from eagle_export.tensorrt.memory import check_memory, read_memory
-from eagle_export.tensorrt.network import Network, Report, capability_of
+from eagle_export.tensorrt.network import Kernel, Network, Report, capability_of, read_kernels
 from eagle_export.tensorrt.precision import check_capabilities, check_precision, check_sums, default_capabilities
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.listed_files import read_graph, verify_hashes
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.core.target import PREFILL_CHUNK
+from eagle_runtime.machine.host import free_memory
 from eagle_runtime.opening.backends import DEFAULT_CONTEXT
 from eagle_runtime.trt.driver import CudaDriver
 from eagle_runtime.trt.engine_file import (
@@ -46,6 +46,11 @@ from eagle_runtime.trt.library import LIBRARIES, load_library
 
 SUFFIXES = (".engine", ".table")  # of the files of engines
 LOGIT_ROWS = 128  # rows with logits in the prefill profile: 128 rows of a vocabulary of 128 k are 65 MB in fp32
+# Memory of a build per byte of a graph's weights, with TensorRT for RTX 1.7.1 and two profiles: 3.9 was measured for an
+# fp16 graph of 0.26 GB, 3.1 for one of 2 GB, and what the process holds before.
+PER_BYTE_OF_WEIGHTS = 4.0
+PROCESS_BYTES = 200_000_000
+_LINE = re.compile(r"Total (Activation|Weights) Memory: (\d+) bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,4 +259,34 @@ def _progress(name: str) -> Iterator[Report]:
         task = progress.add_task(name)
         yield lambda phase, done, steps: progress.update(
             task, description=f"{name}: {phase}", completed=done, total=max(1, steps)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """Bytes of GPU memory of an engine: its weights, and the scratch memory of its largest profile. None where the
+    library does not report them."""
+
+    weights: int | None
+    scratch: int | None
+
+
+def read_memory(messages: Iterable[str]) -> EngineMemory:
+    """Returns the memory of an engine from the lines that its build logged."""
+    logged: dict[str, list[int]] = {"Activation": [], "Weights": []}
+    for match in filter(None, map(_LINE.search, messages)):
+        logged[match[1]].append(int(match[2]))
+    return EngineMemory(max(logged["Weights"], default=None), max(logged["Activation"], default=None))
+
+
+def check_memory(graph: Path) -> None:
+    """Raises ExportError if the machine has less free memory than building an engine of this ONNX graph takes."""
+    weights = sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
+    needed, free = int(PER_BYTE_OF_WEIGHTS * weights) + PROCESS_BYTES, free_memory()
+    if free is not None and needed > free:
+        raise ExportError(
+            f"building the engine of {graph} takes about {needed / 1e9:.1f} GB of memory "
+            f"({PER_BYTE_OF_WEIGHTS:g} times its {weights / 1e9:.2f} GB of weights), but {free / 1e9:.1f} GB are free; "
+            "end other programs, export in int8 or int4, or build on a machine with more memory (tensorrt-rtx needs no "
+            "GPU there)"
         )

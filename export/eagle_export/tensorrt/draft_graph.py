@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_export.base.errors import ExportError
-from eagle_export.recipes.graph import Array
+from eagle_export.recipes.vocabulary import known_tokens
 from eagle_export.tensorrt.compose import (
     EMBEDS,
     F32,
@@ -32,10 +32,13 @@ from eagle_export.tensorrt.compose import (
     size_of,
     table_of,
 )
-from eagle_runtime.base.tree import hiding
+from eagle_runtime.base.tree import additive_mask, hiding
 from eagle_runtime.bundle.graph import past_names, present_names
+from eagle_runtime.bundle.manifest import BlockSpec
+from eagle_runtime.drafting.block_head import drafting_rows, seen_rows
 from eagle_runtime.drafting.coupling import ROUNDING
 
+NARROWED = "token_ids"  # output that engines return as int32
 NOTHING = -1e9  # the logarithm of no mass
 
 
@@ -206,19 +209,6 @@ def _ranked(
     return _Level(tokens, draft_ids, chosen, write.op("Squeeze", best, write.ints(0)))
 
 
-def known_tokens(graph: ir.Graph) -> Array | None:
-    """Returns the target's id of each token [Vd] that the head knows; None for a head that knows all."""
-    (topk,) = (node for node in graph if node.op_type == "TopK")
-    if topk.outputs[1].is_graph_output():
-        return None
-    lookup = next(use.node for use in topk.outputs[1].uses() if use.node.op_type == "Gather")
-    values = lookup.inputs[0]
-    assert values is not None and values.const_value is not None
-    ids: Array = values.const_value.numpy().reshape(-1)
-    offsets = not lookup.outputs[0].is_graph_output()  # d2t: what is added to a token's number in the head
-    return ids + np.arange(len(ids)) if offsets else ids
-
-
 def _level_table(write: Writer, graph: ir.Graph) -> ir.Value:
     """Adds the embedding of the tokens that the head knows, in its own order, of which the levels consist."""
     table, known = table_of(graph), known_tokens(graph)
@@ -239,3 +229,54 @@ def _level_table(write: Writer, graph: ir.Graph) -> ir.Value:
 def _known_count(graph: ir.Graph) -> int:
     known = known_tokens(graph)
     return size_of(table_of(graph), 0) if known is None else len(known)
+
+
+def block_graph(source: Path, block: BlockSpec) -> ir.Model:
+    """Returns a block head's graph: one call drafts all positions of a block. source: the bundle's draft graph, in fp16
+    for an engine; block: its manifest's. It is a copy of that graph with its sizes fixed: B rows of the block, R
+    drafted positions. Keys and values of verified rows need no computing, since the target's graph makes them: the host
+    of an engine copies those of all but the last row to the cache, and feeds the last row, which also brings the
+    target's state where the head reads it. So only the length of the past varies.
+
+    Inputs: embeds [1, B, H] of the root and the tokens that stand for the others; input_ids [1, B] of the same, if the
+    head reads them elsewhere; features [1, 1, Hd] of the last verified row; position_ids [1, B]; past_mask
+    [1, 1, 1, P]: 0 where a row of the cache is one; past keys and values, of the verified rows before the last.
+
+    Outputs: as the bundle's graph has them for all drafted positions, but token_ids as int32, and no keys and values,
+    which would be a copy of the features."""
+    graph = ir.load(source).graph
+    given = {str(value.name): value for value in graph.inputs}
+    dtype, size = dtype_of(graph), block.size
+    past = past_names(sum(name.startswith("past_key_values.") for name in given) // 2)
+    inputs = {
+        EMBEDS: ir.val(EMBEDS, dtype, [1, size, size_of(table_of(graph), 1)]),
+        "input_ids": ir.val("input_ids", INT, [1, size]),
+        "features": ir.val("features", dtype, [1, 1, size_of(given["features"], 2)]),
+        "position_ids": ir.val("position_ids", INT, [1, size]),
+        "past_mask": ir.val("past_mask", dtype, [1, 1, 1, "P"]),
+        **{name: ir.val(name, dtype, given[name].shape) for name in past},
+    }
+    write, zero = Writer(), np.zeros((1, 1, 1, 1), dtype.numpy())
+    before = write.op("Concat", inputs["past_mask"], write.constant("last_row_mask", zero), axis=-1)
+    own = additive_mask(seen_rows(block), dtype.numpy())[None, None]
+    mask = write.op(
+        "Concat",
+        write.op("Expand", before, write.ints(1, 1, size, 1)),
+        write.constant("block_mask", own),
+        axis=-1,
+    )
+    rows = drafting_rows(block)
+    fixed = {"tree_mask": mask, "logit_rows": write.constant("drafting_rows", rows)}
+    out = write.copy(source, "block.", {**inputs, **fixed})
+    kept = [value for value in graph.outputs if not str(value.name).startswith("present.")]
+    outputs = []
+    for value in kept:
+        name, shape = str(value.name), [1, len(rows), size_of(value, 2)]
+        narrow = name == NARROWED
+        assert value.dtype is not None
+        computed = write.narrow(out[name]) if narrow else out[name]
+        outputs.append(named(computed, name, I32 if narrow else value.dtype, shape))
+    model = write.model([*inputs.values()], outputs, "draft")
+    if not inputs["input_ids"].uses():
+        model.graph.inputs.remove(inputs["input_ids"])
+    return model

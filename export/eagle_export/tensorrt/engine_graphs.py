@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from eagle_export.graphs.weights import tensor_spec
 from eagle_export.recipes.graph import Array
-from eagle_export.tensorrt.block_graph import block_graph
+from eagle_export.recipes.vocabulary import known_tokens
 from eagle_export.tensorrt.compose import dtype_of, size_of, table_of
-from eagle_export.tensorrt.draft_graph import draft_graph, known_tokens
+from eagle_export.tensorrt.draft_graph import block_graph, draft_graph
 from eagle_export.tensorrt.target_graph import keep_graph, target_graph
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.graph import TensorSpec, past_names
@@ -92,16 +93,9 @@ def _written(file: str, table: Array, folder: Path) -> TableSpec:
 
 def _engine_graph(name: str, model: ir.Model, source: Path, layers: int, tables: dict[str, Array]) -> EngineGraph:
     content = ir.to_proto(model).SerializeToString()
-    inputs, outputs = (
-        {str(value.name): _spec(value) for value in values} for values in (model.graph.inputs, model.graph.outputs)
-    )
+    ends = model.graph.inputs, model.graph.outputs
+    inputs, outputs = ({str(value.name): tensor_spec(value) for value in values} for values in ends)
     return EngineGraph(name, content, source, inputs, outputs, layers, tables)
-
-
-def _spec(value: ir.Value) -> TensorSpec:
-    assert value.shape is not None and value.dtype is not None
-    shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
-    return TensorSpec(np.dtype(value.dtype.numpy()).name, shape)
 
 
 def _embedding(graph: ir.Graph) -> Array:

@@ -101,3 +101,8 @@ def call_all(steps: Iterable[Callable[[], object]]) -> None:
             first = first or error
     if first is not None:
         raise first
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of what another library's error says, cut short; its type's name if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -60,7 +60,7 @@ class Transitions:
 
 
 def read_transitions(content: bytes, vocab: int, draft_vocab: int, where: str) -> Transitions:
-    """content: of the file that eagle_export.recording.transitions writes. Raises BundleError for one that does not
+    """content: of the file that eagle_export.graphs.block_graph writes. Raises BundleError for one that does not
     fit the vocabularies."""
     from safetensors import SafetensorError
     from safetensors.numpy import load

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from eagle_runtime.base.arguments import short_repr
-from eagle_runtime.base.errors import BundleError
+from eagle_runtime.base.errors import BundleError, first_line
 from eagle_runtime.base.files import MANIFEST_BYTES, read_json
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
 
@@ -78,5 +78,6 @@ def _errors(name: str) -> Iterator[None]:
             raise BundleError(f"{name}: there is no such revision; give a branch, a tag or a commit") from None
         if not type(error).__module__.startswith(("huggingface_hub", "httpx")) and not isinstance(error, OSError):
             raise
-        said = (str(error).strip().splitlines() or [kind])[0][:200]
-        raise BundleError(f"{name} is not a folder here, and the hub does not give it ({said}); try again") from None
+        raise BundleError(
+            f"{name} is not a folder here, and the hub does not give it ({first_line(error)}); try again"
+        ) from None

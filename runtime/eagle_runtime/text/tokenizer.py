@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from eagle_runtime.base.arguments import checked_ids, short_repr
-from eagle_runtime.base.errors import BundleError, RequestError, TemplateError, is_panic
+from eagle_runtime.base.errors import BundleError, RequestError, TemplateError, first_line, is_panic
 from eagle_runtime.base.files import TEXT_BYTES, parse_json, read_plain
 from eagle_runtime.text.detokenizer import TextStream, Vocabulary
 
@@ -184,9 +184,9 @@ class Text:
         except OverrunError as error:
             raise TemplateError(f"{path} was stopped: {error}; correct the template") from None
         except JinjaError as error:
-            raise TemplateError(f"{path} refuses the messages: {_one_line(error)}") from None
+            raise TemplateError(f"{path} refuses the messages: {first_line(error)}") from None
         except Exception as error:  # a template may raise whatever Python does
-            raise TemplateError(f"{path} fails on the messages ({type(error).__name__}: {_one_line(error)})") from None
+            raise TemplateError(f"{path} fails on the messages ({type(error).__name__}: {first_line(error)})") from None
         return prompt if final is None else cut_at_mark(prompt, final)
 
     def _encoded(self, text: str, what: str, *, special: bool) -> list[int]:
@@ -245,7 +245,7 @@ def _errors_of(path: Path, failed: str) -> Iterator[None]:
     except BaseException as error:
         if not (isinstance(error, Exception) or is_panic(error)):  # the library raises bare Exception, and panics
             raise
-        raise BundleError(f"{path} {failed} ({_one_line(error)}); export the bundle again") from None
+        raise BundleError(f"{path} {failed} ({first_line(error)}); export the bundle again") from None
 
 
 @contextlib.contextmanager
@@ -287,11 +287,6 @@ def _aside() -> IO[bytes] | None:
     with contextlib.suppress(OSError):
         return tempfile.TemporaryFile()
     return None
-
-
-def _one_line(error: BaseException) -> str:
-    """The first line of what an error says, cut short."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def _special_tokens(path: Path, content: bytes | None) -> dict[str, str]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eagle_export.graphs.pair import Pair
-from eagle_export.heads.taps import default_taps
+from eagle_export.heads.reading import default_taps
 from eagle_tools.grow.shape import GrowError, Shape, head_of
 
 # Engines round activations to int8 with a scale for each block of up to 128 coordinates or, before an LM head, for all.

@@ -8,7 +8,7 @@ from typing import Any
 
 from eagle_export.graphs.pair import HeadPart, Pair
 from eagle_export.heads.block_config import STATE_READER
-from eagle_export.heads.taps import default_taps
+from eagle_export.heads.reading import default_taps
 from eagle_runtime.base.errors import EagleError
 from eagle_runtime.bundle.head import HeadKind
 

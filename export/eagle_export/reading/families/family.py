@@ -1,22 +1,21 @@
 """What a family of targets declares: in what its graph differs from Llama's, and what of it cannot be expressed.
 
 Everything else, such as biases, widths and multipliers, is in the code of transformers that is traced.
-Shapes: V vocabulary.
+Shapes: V vocabulary, E experts, k experts per row.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
-from eagle_export.reading.families.experts import Experts
-from eagle_export.reading.rope import rope_settings
 from eagle_runtime.bundle.manifest import SamplingDefaults
 
 if TYPE_CHECKING:
@@ -24,11 +23,24 @@ if TYPE_CHECKING:
 
 Config = Any  # a config of transformers, of the family's own class
 Windows = tuple[int | None, ...]
+MODULE = "mlp"  # of a decoder layer
 
 
 def no_window(config: Config) -> Windows:
     """Every layer sees all keys."""
     return (None,) * int(config.num_hidden_layers)
+
+
+def by_layer_type(config: Config) -> Windows:
+    """The layers that config.layer_types calls sliding have a window."""
+    width = config.sliding_window
+    return tuple(int(width) if kind == "sliding_attention" and width else None for kind in config.layer_types)
+
+
+def one_window(config: Config) -> Windows:
+    """All layers have config.sliding_window, if there is one."""
+    width = config.sliding_window
+    return (None if width is None else int(width),) * int(config.num_hidden_layers)
 
 
 def every_layer_rotates(config: Config) -> int:
@@ -99,3 +111,59 @@ class Family:
 def cache_keyword(model: Any) -> str:
     """Returns under which name a model of transformers takes and returns its cache; it changed in release 5.24."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """rope_theta (default 10000, for any target) and scaling of a Llama-like config, as arguments of LlamaConfig.
+
+    Raises ExportError for scalings whose table depends on the length of the current call: rows that are cached already
+    would have been rotated with another table."""
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(config.get(key) or {}, Mapping):
+            raise ExportError(f"{where}: {key} is {config[key]!r}, but must be an object")
+    parameters = {k: v for k, v in (config.get("rope_parameters") or {}).items() if v is not None}
+    scaling = {k: v for k, v in (config.get("rope_scaling") or {}).items() if v is not None}
+    kind = scaling.get("rope_type", scaling.get("type", parameters.get("rope_type", "default")))
+    if kind not in ("default", "linear", "llama3", "yarn"):
+        raise ExportError(f"{where}: rope scaling {kind!r} depends on the text's length; it is not supported")
+    theta = config.get("rope_theta")
+    theta = parameters.get("rope_theta", 10000.0) if theta is None else theta
+    if type(theta) not in (int, float) or not 0 < theta < math.inf:
+        raise ExportError(f"{where}: rope_theta is {theta!r}, but must be a number above 0")
+    merged = {**parameters, **{k: v for k, v in scaling.items() if k != "type"}}
+    settings: dict[str, Any] = {"rope_parameters": {**merged, "rope_type": kind, "rope_theta": float(theta)}}
+    if config.get("max_position_embeddings") is not None:
+        settings["max_position_embeddings"] = config["max_position_embeddings"]
+    return settings
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Where a family keeps its experts. block: name in checkpoints of the part of a layer that MODULE is here.
+    gate, up, down: names in checkpoints of an expert's matrices. count, width: config -> E, columns of an expert.
+    renormalised: config -> whether the weights of a row's k experts add up to 1."""
+
+    block: str
+    gate: str
+    up: str
+    down: str
+    count: Callable[[Any], int]
+    width: Callable[[Any], int]
+    renormalised: Callable[[Any], bool]
+
+    def counts(self, config: Mapping[str, Any]) -> tuple[int, int] | None:
+        """Returns E and k of a config.json; None where it leaves them to the defaults of transformers."""
+        names = {"num_experts": config.get("num_local_experts")}  # as newer releases write it, for Qwen3-MoE
+        try:
+            return self.count(SimpleNamespace(**{**names, **config})), int(config["num_experts_per_tok"])
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return None
+
+    def parameter(self, name: str) -> str:
+        """Returns the name that a checkpoint's tensor has here."""
+        head, block, tail = name.partition(f".{self.block}.")
+        if not block or ".experts." not in name:
+            return f"{head}.{MODULE}.{tail}" if block else name
+        *before, matrix, kind = tail.split(".")
+        renamed = {self.gate: "gate_proj", self.up: "up_proj", self.down: "down_proj"}.get(matrix, matrix)
+        return ".".join([head, MODULE, *before, renamed, kind])

@@ -15,4 +15,5 @@ def scaled_logits(config: Config, logits: Tensor) -> Tensor:
     return logits / float(config.logits_scaling)
 
 
-FAMILY = Family(name="Granite", model_type="granite", causal_lm="GraniteForCausalLM", logits=scaled_logits)
+GRANITE = Family(name="Granite", model_type="granite", causal_lm="GraniteForCausalLM", logits=scaled_logits)
+FAMILIES = (GRANITE,)

@@ -7,8 +7,7 @@ context ends there.
 """
 
 from eagle_export.reading.checkpoint import Checkpoint
-from eagle_export.reading.families.family import Config, Family, no_moving_rope
-from eagle_export.reading.families.windows import every_layer
+from eagle_export.reading.families.family import Config, Family, no_moving_rope, one_window
 
 LONGROPE = ("longrope", "su", "yarn")  # names that Phi-3 configs have had for it
 
@@ -27,11 +26,12 @@ def refuse(checkpoint: Checkpoint) -> None:
         no_moving_rope(checkpoint)
 
 
-FAMILY = Family(
+PHI3 = Family(
     name="Phi-3, Phi-4-mini",
     model_type="phi3",
     causal_lm="Phi3ForCausalLM",
-    windows=every_layer,
+    windows=one_window,
     context=context,
     refuse=refuse,
 )
+FAMILIES = (PHI3,)

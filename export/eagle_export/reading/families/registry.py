@@ -1,46 +1,17 @@
-"""All families that can be exported."""
+"""All families that can be exported, and targets' configs as their families' own classes, read strictly."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
-from eagle_export.reading.families import (
-    gemma,
-    gemma2,
-    gemma3,
-    granite,
-    llama,
-    mimo,
-    mistral,
-    mixtral,
-    olmo2,
-    olmoe,
-    phi3,
-    qwen2,
-    qwen3,
-    qwen3_moe,
-    smollm3,
-)
-from eagle_export.reading.families.family import Family
+from eagle_export.reading.families import gemma, granite, llama, mistral, olmo, phi3, qwen, smollm3
+from eagle_export.reading.families.family import Config, Family, Windows
 
-MODULES = (
-    llama,
-    mistral,
-    qwen2,
-    qwen3,
-    mimo,
-    phi3,
-    gemma,
-    gemma2,
-    gemma3,
-    smollm3,
-    granite,
-    olmo2,
-    mixtral,
-    qwen3_moe,
-    olmoe,
-)
-FAMILIES: dict[str, Family] = {each.FAMILY.model_type: each.FAMILY for each in MODULES}
+MODULES = (llama, mistral, qwen, phi3, gemma, smollm3, granite, olmo)
+FAMILIES: dict[str, Family] = {each.model_type: each for module in MODULES for each in module.FAMILIES}
 
 
 def family_of(target: Checkpoint) -> Family:
@@ -59,3 +30,46 @@ def family_of(target: Checkpoint) -> Family:
             "targets are supported"
         )
     return family
+
+
+def read_config(family: Family, target: Checkpoint) -> Config:
+    """Returns the checkpoint's config as transformers' class of the family. Raises ExportError for values that are
+    wrong, or that the family cannot express."""
+    check_config(family, target)
+    cls = family.model_class()
+    with accepted_by_transformers(target):
+        return cls.config_class.from_dict(dict(target.config))
+
+
+def check_config(family: Family, target: Checkpoint) -> None:
+    """Raises ExportError for a config with values that are wrong, or that the family cannot express."""
+    where = target.folder / "config.json"
+    if target.config.get("quantization_config"):
+        raise ExportError(f"{where}: the weights are quantised already; export the original checkpoint")
+    for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size"):
+        target.integer(key)
+    for key in ("head_dim", "max_position_embeddings", "sliding_window"):
+        target.integer(key, 1)
+    heads = target.integer("num_attention_heads")
+    kv_heads = target.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ExportError(f"{where}: {heads} heads cannot share {kv_heads} key/value heads; download the config again")
+    family.refuse(target)
+
+
+def windows_of(family: Family, config: Config) -> Windows:
+    """Returns each layer's window, None where it is as long as the context, so that it hides nothing."""
+    context = family.context(config)
+    return tuple(None if width is None or width >= context else width for width in family.windows(config))
+
+
+@contextmanager
+def accepted_by_transformers(checkpoint: Checkpoint) -> Iterator[None]:
+    """Turns the errors with which transformers rejects a config into ExportError. It checks some values only when it
+    builds a model."""
+    try:
+        yield
+    except Exception as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        where = checkpoint.folder / "config.json"
+        raise ExportError(f"{where}: transformers refuses the config ({what}); compare it with the original") from None

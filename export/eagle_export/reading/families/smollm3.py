@@ -1,7 +1,6 @@
 """SmolLM3: every fourth layer does not rotate its queries and keys."""
 
-from eagle_export.reading.families.family import Config, Family
-from eagle_export.reading.families.windows import by_layer_type
+from eagle_export.reading.families.family import Config, Family, by_layer_type
 from eagle_runtime.bundle.manifest import SamplingDefaults
 
 
@@ -10,7 +9,7 @@ def rotary_layers(config: Config) -> int:
     return sum(map(bool, config.no_rope_layers))
 
 
-FAMILY = Family(
+SMOLLM3 = Family(
     name="SmolLM3",
     model_type="smollm3",
     causal_lm="SmolLM3ForCausalLM",
@@ -18,3 +17,4 @@ FAMILY = Family(
     rotary_layers=rotary_layers,
     sampling=SamplingDefaults(temperature=0.6, top_p=0.95),  # of its generation_config.json
 )
+FAMILIES = (SMOLLM3,)

@@ -12,8 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from eagle_export.base.quiet import quiet
 from eagle_export.reading.checkpoint import Checkpoint
-from eagle_export.reading.families.config import read_config
-from eagle_export.reading.families.registry import family_of
+from eagle_export.reading.families.registry import family_of, read_config
 from eagle_export.reading.gguf.checkpoint import open_target
 from eagle_export.reading.stored_tensors import StoredTensor
 
