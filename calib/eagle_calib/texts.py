@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_calib.errors import CalibrationError
-from eagle_runtime.base.files import json_lines, text_lines
+from eagle_calib.text_files import json_lines, text_lines
 from eagle_runtime.text.tokenizer import Text
 
 BLOCK_CHARS = 1 << 16  # characters of plain text that are tokenised at a time

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from eagle_calib.text_files import json_lines, text_lines
 from eagle_runtime.base.errors import EagleError, RequestError
-from eagle_runtime.base.files import json_lines, parse_json, read_json, replacing, text_lines
+from eagle_runtime.base.files import parse_json, read_json, replacing
 
 
 @pytest.mark.parametrize(

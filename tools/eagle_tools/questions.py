@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from eagle_calib.text_files import json_lines
 from eagle_runtime.base.errors import RequestError
-from eagle_runtime.base.files import json_lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from eagle_calib.text_files import text_lines
 from eagle_calib.texts import joined
-from eagle_runtime.base.files import text_lines
 from eagle_train.config import ALL_FILES
 from eagle_train.data_rows import Message, completion_of, is_chat, messages_of, rows_of, tools_of
 from eagle_train.errors import RowError, TrainError

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from eagle_calib.text_files import json_lines, text_lines
 from eagle_runtime.base.arguments import short_repr
-from eagle_runtime.base.files import json_lines, parse_json, text_lines
+from eagle_runtime.base.files import parse_json
 from eagle_train.errors import RowError, TrainError
 
 Message = dict[str, Any]

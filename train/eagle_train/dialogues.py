@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime.base.files import json_lines
+from eagle_calib.text_files import json_lines
 from eagle_train.config import Sampling
 from eagle_train.data import first_line, ids_of, load_tokenizer
 from eagle_train.data_rows import Message, messages_of

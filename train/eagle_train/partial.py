@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from eagle_runtime.base.files import json_lines
+from eagle_calib.text_files import json_lines
 from eagle_train.errors import TrainError
 
 ADVICE = "delete it to begin anew"

@@ -1,4 +1,4 @@
-"""Reading and writing files: regular files of bounded size, JSON, JSON lines, and writes that are never left half done.
+"""Reading and writing files: regular files of bounded size, JSON, and writes that are never left half done.
 
 A pipe would never end, a device may do anything when it is opened, and a file of any size would fill the memory. So
 each is refused before it is opened, and once more afterwards, since a name may come to stand for another file.
@@ -10,11 +10,10 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -41,7 +40,6 @@ TEXT_BYTES = {
 }
 STANDS_FOR = "is a pointer of Git LFS, not the file itself; fetch that with git lfs pull"
 POINTER = b"version https://git-lfs.github.com/spec/"  # how a file begins that stands for one in Git LFS
-SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def inside(folder: Path, path: Path) -> bool:
@@ -188,51 +186,6 @@ def is_pointer(path: Path) -> bool:
             return file.read(len(POINTER)) == POINTER
     except OSError:
         return False
-
-
-def text_lines(path: Path, error: type[EagleError], newline: str | None = "\n") -> Iterator[str]:
-    """Yields the lines of a text file in UTF-8, each with its end. Raises `error` for what is not text.
-
-    newline: as of `open`; by default "\\n" alone ends a line, not the other line ends that a text may contain."""
-    try:
-        with path.open(encoding="utf-8", newline=newline) as file:
-            for line in file:
-                if "\0" in line:
-                    raise error(f"{path} is not text (it holds zero bytes); give UTF-8 text")
-                yield line
-    except UnicodeDecodeError as problem:
-        raise error(f"{path} is not UTF-8 text (byte {problem.start}); save it as UTF-8") from None
-    except OSError as problem:
-        raise error(f"{path} cannot be read ({problem.strerror}); give a file of text") from None
-
-
-def json_lines(
-    path: Path, error: type[EagleError], advice: str, leave_out: Callable[[str], None] | None = None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields (number, object) for each line of a JSONL file that is not blank. Raises `error`, naming "FILE,
-    line N", for lines that hold no JSON object, or a surrogate (half a character, which no tokenizer reads).
-
-    leave_out: called with the reason for each such line instead, which is passed over."""
-    for number, line in enumerate(text_lines(path, error), 1):
-        if not line.strip():
-            continue
-        try:
-            yield number, _row(line, f"{path}, line {number}", error, advice)
-        except error as reason:
-            if leave_out is None:
-                raise
-            leave_out(str(reason))
-
-
-def _row(line: str, where: str, error: type[EagleError], advice: str) -> dict[str, Any]:
-    row = parse_json(line, where, error, advice)
-    try:
-        halved = "\\u" in line and SURROGATE.search(json.dumps(row, ensure_ascii=False))
-    except RecursionError as problem:  # writing takes a deeper stack than reading
-        raise error(f"{where} is not readable JSON ({problem}); {advice}") from None
-    if halved:
-        raise error(f"{where} holds half a character (a surrogate); {advice}")
-    return row
 
 
 def _check(path: Path, status: os.stat_result, limit: int) -> None:

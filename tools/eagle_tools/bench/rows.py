@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from eagle_calib.text_files import text_lines
 from eagle_runtime import Result
 from eagle_runtime.base.errors import RequestError
-from eagle_runtime.base.files import text_lines
 from eagle_runtime.bundle.manifest import Manifest
 
 

@@ -21,8 +21,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from eagle_calib.text_files import json_lines
 from eagle_runtime.base.errors import RequestError
-from eagle_runtime.base.files import json_lines, replacing
+from eagle_runtime.base.files import replacing
 from eagle_runtime.commands.command import Parser, run_command
 from eagle_tools.prompts.articles import article_prompts, articles
 from eagle_tools.prompts.mix import mixed
