@@ -54,7 +54,7 @@ class Job(AwaitedTurn):
 
 class Jobs:
     """The queue and its threads. run: decodes a job, telling it its pieces. waiting: jobs that may wait besides those
-    that decode. idle: called by a thread when no job is left."""
+    that decode. idle: called after the last job, which counts as running until it returns."""
 
     def __init__(
         self, run: Callable[[Job], None], threads: int, waiting: int, idle: Callable[[], None] = lambda: None
@@ -65,6 +65,7 @@ class Jobs:
         self._ready = threading.Condition()
         self._queue: deque[Job] = deque()
         self._running: set[Job] = set()
+        self._decoding = 0  # of these, those that are not done
         self._stopping = False
         self._threads = [threading.Thread(target=self._work, name=f"eagle-serve-{n}") for n in range(threads)]
         for thread in self._threads:
@@ -134,6 +135,7 @@ class Jobs:
                     return
                 job = self._queue.popleft()
                 self._running.add(job)
+                self._decoding += 1
             job.started = True
             try:
                 if not job.cancelled:
@@ -142,11 +144,13 @@ class Jobs:
                 job.tell(self._failure(error))
             finally:
                 with self._ready:
-                    self._running.discard(job)
-                    idle = not self._running and not self._queue
-                self._end(job)
-                if idle:
+                    self._decoding -= 1
+                    last = self._decoding == 0 and not self._queue
+                if last:
                     self._idle()
+                with self._ready:
+                    self._running.discard(job)
+                self._end(job)
 
     def _end(self, job: Job) -> None:
         if job.reason == "shutdown":
