@@ -149,7 +149,7 @@ def test_a_gguf_file_has_the_source_s_numbers(dtype: torch.dtype, tmp_path: Path
         np.testing.assert_array_equal(stored[gguf_name(name)], weight)
 
 
-def test_a_gguf_file_is_a_source_for_llama_cpp_alone(work: Path, tmp_path: Path) -> None:
+def test_a_gguf_file_is_a_source_for_llama_cpp_alone(tmp_path: Path) -> None:
     path = tmp_path / "q8.gguf"
     gguf_writer.write_gguf(TARGET, path, "q8_0")
     source = open_source(path)
@@ -157,10 +157,6 @@ def test_a_gguf_file_is_a_source_for_llama_cpp_alone(work: Path, tmp_path: Path)
     assert source.num_weights() == open_source(TARGET).num_weights()
     with pytest.raises(RequestError, match=r"onnxruntime-genai/int8 is not made from; name formats of llama\.cpp"):
         check_peers(path, FORMATS)
-    narrow = format_of("llama.cpp/iq4_nl")
-    (made,) = convert(check_peers(path, [narrow]), [narrow], work, 1, lambda line: None)
-    kinds = {each.tensor_type.name for each in GGUFReader(made.path).tensors}
-    assert "IQ4_NL" in kinds and not list(work.rglob("source.gguf"))
     damaged = tmp_path / "none.gguf"
     damaged.write_bytes(b"none")
     with pytest.raises(RequestError, match=r"none\.gguf"):
@@ -178,6 +174,16 @@ def test_passes_are_shown_in_milliseconds() -> None:
     lines = passes_table({"a": (0.05, 0.06, 0.07, 0.1, 0.2, 0.33)}).splitlines()
     assert lines[0] == "| ms of a forward pass over rows | 1 | 2 | 4 | 8 | 16 | 32 |"
     assert lines[2] == "| a | 50.0 | 60.0 | 70.0 | 100.0 | 200.0 | 330.0 |"
+
+
+@pytest.mark.slow
+def test_llama_cpp_quantises_a_gguf_file(work: Path, tmp_path: Path) -> None:
+    path = tmp_path / "q8.gguf"
+    gguf_writer.write_gguf(TARGET, path, "q8_0")
+    narrow = format_of("llama.cpp/iq4_nl")
+    (made,) = convert(check_peers(path, [narrow]), [narrow], work, 1, lambda line: None)
+    kinds = {each.tensor_type.name for each in GGUFReader(made.path).tensors}
+    assert "IQ4_NL" in kinds and not list(work.rglob("source.gguf"))
 
 
 @pytest.mark.slow
