@@ -108,7 +108,9 @@ def pytorch(folder: Path, threads: int) -> Answer:
     """transformers' generate over a batch, padded on the left."""
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
