@@ -55,7 +55,7 @@ lint-kernels: setup
 SANITIZERS = $(shell c++ -print-file-name=libasan.so) $(shell c++ -print-file-name=libubsan.so)
 sanitize: setup
 	@$(BIN)/python -m pip install --quiet --upgrade --target .sanitized ./kernels -C cmake.define.SANITIZE=ON -C install.strip=false
-	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(SANITIZERS)" PYTHONPATH=$(CURDIR)/.sanitized $(BIN)/pytest -n 0 tests/kernels -k "not small"
+	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(SANITIZERS)" PYTHONPATH=$(CURDIR)/.sanitized $(BIN)/pytest -n 2 tests/kernels -k "not small"
 
 # Wheels of the native operators for six systems, in dist; then the operators on ARM64 and on Windows, by emulation
 # (docs/dev/kernels.md). The first time takes half an hour.
