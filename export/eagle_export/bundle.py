@@ -52,12 +52,12 @@ from eagle_export.recipes.plan import (
 from eagle_export.recording.recording import OtherHalf, how_to_record, other_half, recorded_inputs
 from eagle_export.recording.source_text import Asked
 from eagle_export.writing.automatic import (
-    COMPENSATED,
     Choice,
     Sensitivity,
     checked_budget,
     choose,
     foreseen_kl,
+    plan_after,
     smoothed_first,
 )
 from eagle_export.writing.preflight import NOTABLE, check_settings, notes_on, requirement_of
@@ -250,11 +250,10 @@ def export(
                         if recorded is None:
                             raise ExportError(f"layers cannot be chosen: {missing[0]}")
                         choice = choose(graphs, lambda grids: with_inputs(grids=grids), recorded, budget, report)
-                        recipe, smoothing = choice.plan, choice.done
-                        kl = COMPENSATED * sum(each.choice.kl for each in choice.rows) if recorded.importance else None
+                        recipe, smoothing, kl = choice.plan, choice.done, choice.kl
                     elif recorded is not None and recorded.importance:
                         smoothing, first = smoothed_first(graphs["target"], recipe)
-                        recipe = replace(recipe, passes={**recipe.passes, "target": recipe.passes["target"][first:]})
+                        recipe = plan_after(first, recipe)
                         kl = foreseen_kl(graphs["target"], recipe, recorded)
                     if kl is not None and certify and kl > required.limits.kl:
                         print_line("eagle-export", BEYOND.format(kl, required.limits.kl))

@@ -69,11 +69,13 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """rows: every layer of the target. plan: the passes that are left to run. done: what those before them did."""
+    """rows: every layer of the target. plan: the passes that are left to run. done: what those before them did. kl: in
+    nats, that the target will have about; None where only relative errors are known."""
 
     rows: tuple[Sensitivity, ...]
     plan: Plan
     done: dict[str, str]
+    kl: float | None
 
 
 def checked_budget(precision: str, agreement: float | None, size: int | None) -> Budget:
@@ -112,8 +114,7 @@ def choose(
     grids = {layer.name: grids_of(layer) for layer in layers}
 
     def left(chosen_grids: Mapping[str, Grid]) -> Plan:
-        whole = plan_of(chosen_grids)
-        return replace(whole, passes={**whole.passes, "target": whole.passes["target"][first:]})
+        return plan_after(first, plan_of(chosen_grids))
 
     narrow = left({name: each[0] for name, each in grids.items()})
     least = sum(_bytes_after(narrow, name, graph) for name, graph in graphs.items())
@@ -128,7 +129,8 @@ def choose(
         report(f"measuring layers ({number} of {len(layers)})")
         losses.append(layer_losses(layer, grids[layer.name], recorded, most))
     rows = chosen(_on_one_scale(layers, grids, losses), room, budget.agreement)
-    return Choice(tuple(rows), left({each.name: each.choice.grid for each in rows}), done)
+    kl = COMPENSATED * sum(each.choice.kl for each in rows) if recorded.importance else None
+    return Choice(tuple(rows), left({each.name: each.choice.grid for each in rows}), done, kl)
 
 
 def smoothed_first(target: ir.Model, plan: Plan) -> tuple[dict[str, str], int]:
@@ -136,6 +138,11 @@ def smoothed_first(target: ir.Model, plan: Plan) -> tuple[dict[str, str], int]:
     passes = plan.passes["target"]
     count = 1 + next((index for index, step in enumerate(passes) if isinstance(step, Smooth)), -1)
     return apply(passes[:count], target), count
+
+
+def plan_after(first: int, plan: Plan) -> Plan:
+    """Returns the passes that are left of a plan whose first ones ran over the target."""
+    return replace(plan, passes={**plan.passes, "target": plan.passes["target"][first:]})
 
 
 def foreseen_kl(target: ir.Model, plan: Plan, recorded: Recorded) -> float | None:
