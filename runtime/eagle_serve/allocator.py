@@ -56,6 +56,6 @@ class FreeMemory:
             self._lock.release()
 
 
-def resident_bytes() -> int:
-    """Returns this process's memory that is not swapped out, on Linux."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def resident_bytes(process: int | str = "self") -> int:
+    """Returns the memory of this process, or of the one with a number, that is not swapped out; on Linux."""
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

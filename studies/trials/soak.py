@@ -30,6 +30,7 @@ from typing import IO, Any
 
 from eagle_runtime.base.errors import EagleError, RequestError
 from eagle_runtime.commands.command import Parser
+from eagle_serve.allocator import resident_bytes
 from eagle_tools.check_command import run_check
 from eagle_tools.request_kinds import KINDS, QUESTIONS, SCHEMAS, STOPS, TOOLS
 
@@ -157,7 +158,7 @@ def soak(pid: int, port: int, asked: Sequence[Request], clients: int) -> Outcome
             failed += [problem for problem in pool.map(lambda one: send(port, one), part) if problem is not None]
             if not _idle(port):
                 failed.append("requests are left in the server")
-            sizes.append(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+            sizes.append(resident_bytes(pid))
             threads.append(len(list(Path(f"/proc/{pid}/task").iterdir())))
             shown = (
                 f"{start + len(part)} requests, {sizes[-1] / 1e6:.1f} MB, {threads[-1]} threads, {len(failed)} failed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -16,6 +15,7 @@ import pytest
 
 from eagle_runtime import EagleModel
 from eagle_serve import Options
+from eagle_serve.allocator import resident_bytes
 from eagle_serve.server import serving
 from patience import PATIENCE_S
 from raw_http import events, post
@@ -99,7 +99,7 @@ def test_a_soak(served_model: EagleModel, served_bundle: Path, parallel: int) ->
     process, where, _ = server_process(served_bundle, "--queue", "64", "--parallel", str(parallel))
 
     def resident() -> int:
-        return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return resident_bytes(process.pid)
 
     def threads() -> int:
         return len(list(Path(f"/proc/{process.pid}/task").iterdir()))
