@@ -78,7 +78,7 @@ class Service:
         self.metrics = Metrics()
         self.engine: Engine | None = None
         self.jobs: Jobs | None = None
-        self.stopping = False
+        self._stopping = False
         self._preparing = ThreadPoolExecutor(PREPARING, "eagle-serve-prepare")
 
     def begin(self, engine: Engine) -> None:
@@ -92,15 +92,21 @@ class Service:
 
     def ready(self) -> tuple[Engine, Jobs]:
         """Returns the engine and its queue. Raises ApiError: 503 while there is none, or none any more."""
-        if self.stopping:
+        if self._stopping:
             raise stopping()
         if self.engine is None or self.jobs is None:
             raise ApiError(503, "loading", "the model is being loaded; try again soon", headers={"retry-after": "1"})
         return self.engine, self.jobs
 
+    def refuse(self) -> None:
+        """Take no more requests; those there are go on."""
+        self._stopping = True
+        if self.jobs is not None:
+            self.jobs.refuse()
+
     def end(self) -> None:
         """Cancel what runs, and free what was kept."""
-        self.stopping = True
+        self.refuse()
         if self.jobs is not None:
             self.jobs.stop()
         self._preparing.shutdown(cancel_futures=True)

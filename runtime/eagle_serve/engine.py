@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime import AnswerForm, Constraint, ConstraintError, Cycle, EagleModel, RequestError
+from eagle_runtime import AnswerForm, Constraint, ConstraintError, EagleModel, RequestError
 from eagle_serve.errors import ApiError, error_of
 from eagle_serve.jobs import Job
 from eagle_serve.metrics import Metrics
@@ -142,19 +142,11 @@ class Engine:
         """Decode a job, telling it its pieces. Raises what a turn raises."""
         prepared = job.prepared
 
-        def on_cycle(cycle: Cycle) -> None:
-            job.drafted += cycle.tree.num_nodes - 1
-            job.accepted += cycle.step.num_accepted
-
-        def on_prefill(done: int, total: int) -> None:
-            job.prefill = (done, total)
-
-        settings = {**prepared.settings, "on_cycle": on_cycle, "on_prefill": on_prefill}
+        settings = {**prepared.settings, "on_cycle": job.note_cycle, "on_prefill": job.note_prefill}
         with self._prefixes.turn(prepared.ids, settings) as turn:
             job.begin(turn)
             for piece in turn:
-                if job.first is None:
-                    job.first = time.perf_counter() - job.asked
+                job.note_piece()
                 result = piece.result
                 if result is not None:
                     self._count(job, result.usage)

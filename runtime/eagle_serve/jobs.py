@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-from eagle_runtime import EagleError, Piece
+from eagle_runtime import Cycle, EagleError, Piece
 from eagle_runtime.app.turn import AwaitedTurn
 from eagle_serve.errors import ApiError, error_of
 from eagle_serve.prepared import Prepared
@@ -37,7 +37,6 @@ class Job(AwaitedTurn):
         self.prepared = prepared
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.asked = time.perf_counter()
-        self.started = False
         self.finished = threading.Event()
         self.prefill = (0, len(prepared.ids))  # tokens of the prompt that were read, and all
         self.first: float | None = None  # seconds until the first token
@@ -45,6 +44,25 @@ class Job(AwaitedTurn):
         self.accepted = 0
         self.reason: Reason | None = None  # of its end before its time
         self._loop = asyncio.get_running_loop()
+
+    def note_cycle(self, cycle: Cycle) -> None:
+        """Count what was drafted, and accepted of it."""
+        self.drafted += cycle.tree.num_nodes - 1
+        self.accepted += cycle.step.num_accepted
+
+    def note_prefill(self, done: int, total: int) -> None:
+        """So many tokens of the prompt were read."""
+        self.prefill = done, total
+
+    def withdraw(self, reason: Reason) -> None:
+        """Cancel it; of several reasons the first counts."""
+        self.reason = self.reason or reason
+        self.cancel()
+
+    def note_piece(self) -> None:
+        """A piece has come; the first one's time is the time to the first token."""
+        if self.first is None:
+            self.first = time.perf_counter() - self.asked
 
     def tell(self, event: Event) -> None:
         """Pass an event to the event loop, if it still runs."""
@@ -89,8 +107,7 @@ class Jobs:
 
     def withdraw(self, job: Job, reason: Reason) -> None:
         """Cancel a job; one that waits leaves the queue at once."""
-        job.reason = job.reason or reason
-        job.cancel()
+        job.withdraw(reason)
         with self._ready:
             if job not in self._queue:
                 return
@@ -136,7 +153,6 @@ class Jobs:
                 job = self._queue.popleft()
                 self._running.add(job)
                 self._decoding += 1
-            job.started = True
             try:
                 if not job.cancelled:
                     self._run(job)

@@ -31,6 +31,15 @@ class _State:
         self.busy = True
         self.used = 0
 
+    def take(self) -> _State:
+        """A turn begins in it."""
+        self.busy = True
+        return self
+
+    def give_back(self, ids: Ids, used: int) -> None:
+        """The turn has ended. used: a number that grows with each turn."""
+        self.ids, self.used, self.busy = ids, used, False
+
 
 class Prefixes:
     """The states of a model. most: how many are kept at once; the model's budget of memory may empty some of them."""
@@ -84,8 +93,7 @@ class Prefixes:
             idle = [(common(state.ids, ids), state) for state in self._states if not state.busy]
             count, best = max(idle, key=lambda pair: (pair[0], -len(pair[1].ids)), default=(0, None))
             if best is not None and count and 2 * count >= len(best.ids):
-                best.busy = True
-                return best
+                return best.take()
             state = self._other([state for _, state in idle if state is not best])
             if best is not None and count >= COPIED:
                 state.chat.slot.copy_from(best.chat.slot)
@@ -98,17 +106,13 @@ class Prefixes:
             state = _State(self._model.conversation())
             self._states.append(state)
             return state
-        state = min(idle, key=lambda one: one.used)
-        state.busy = True
-        return state
+        return min(idle, key=lambda one: one.used).take()
 
     def _give_back(self, state: _State, prompt: Sequence[int]) -> None:
         read = state.chat.token_ids
         whole = read if read[: len(prompt)] == tuple(prompt) else prompt
         with self._lock:
-            state.ids = np.asarray(whole, np.int64)
-            state.busy = False
-            state.used = next(self._clock)
+            state.give_back(np.asarray(whole, np.int64), next(self._clock))
 
 
 def common(first: Ids, second: Ids) -> int:

@@ -58,9 +58,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new requests, give the running ones `grace_s`, then cancel them and close."""
         service, loop = self.service, asyncio.get_running_loop()
-        service.stopping = True
+        service.refuse()
         if (jobs := service.jobs) is not None:
-            jobs.refuse()
             end = loop.time() + service.options.limits.grace_s
             while jobs.running + jobs.depth and loop.time() < end and not self.force_exit:
                 await asyncio.sleep(POLL_S)

@@ -109,13 +109,14 @@ def test_a_cache_keeps_the_rows_of_a_host_cache(length: int, path: list[int], la
     rng = np.random.default_rng(length)
     device = Device(FakeDriver())
     host = KVCache(layers, 20, 2, 8)
-    cache = DeviceCache(device, layers, 20, 2 * 8 * 4)
+    written = empty_rows(device, 2 * layers, 16 * 2 * 8, np.float32)  # T padded to 16
+    cache = DeviceCache(device, layers, 20, 2 * 8 * 4, Staged(written.address, written.row_bytes))
     host.rows[:] = 0
     for committed, count in ((0, length), (length, 10)):
-        new = rng.standard_normal((2 * layers, 16, 2, 8)).astype(np.float32)  # T padded to 16
+        new = rng.standard_normal((2 * layers, 16, 2, 8)).astype(np.float32)
         host.rows[:, committed : committed + count] = new[:, :count]
-        written = on_device(device, new.reshape(2 * layers, -1))
-        cache.staged = Staged(written.address, written.row_bytes)
+        device.driver.upload(written.address, new.ctypes.data, new.nbytes, device.stream)
+        device.wait()
         host.length = cache.length = committed
         host.advance(count)
         cache.advance(count)
@@ -133,8 +134,7 @@ def test_a_cache_keeps_the_rows_of_a_host_cache(length: int, path: list[int], la
 def test_keeping_a_path_takes_one_copy_per_run_of_rows() -> None:
     driver = FakeDriver()
     device = Device(driver)
-    cache = DeviceCache(device, 32, 100, 256)
-    cache.staged = Staged.reserve(device, 64, 16, 256)
+    cache = DeviceCache(device, 32, 100, 256, Staged.reserve(device, 64, 16, 256))
     cache.advance(7)
     before = len(driver.calls)
     cache.keep(np.array([0, 1, 4, 5, 9]))
@@ -145,7 +145,7 @@ def test_the_memory_of_a_cache_is_freed_with_it() -> None:
     driver = FakeDriver()
     device = Device(driver)
     used = driver.used
-    cache = DeviceCache(device, 2, 100, 256)
+    cache = DeviceCache(device, 2, 100, 256, Staged(0, 0))
     assert driver.used - used == 4 * round_up(100 + 64, PAST_STEP) * 256
     assert cache.address(3) % 256 == 0
     del cache

@@ -66,7 +66,7 @@ class Network:
         present. timing: file of kernel timings (with a GPU), read if it exists, and then written. report: called from
         another thread. Raises ExportError; an interrupt stops the build before it is raised."""
         trt = self._trt
-        self.messages.errors.clear()
+        self.messages.begin()
         self.messages.layers.clear()
         self.messages.memory.clear()
         config = self._builder.create_builder_config()

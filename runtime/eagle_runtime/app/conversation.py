@@ -90,8 +90,11 @@ class Conversation:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         tool_format: str | None = None,
+        written: Written | None = None,
+        turns: Sequence[PastTurn] = (),
+        notes: Mapping[str, str] | None = None,
     ) -> None:
-        """Use `EagleModel.conversation`."""
+        """Use `EagleModel.conversation`. written, turns, notes: of the conversation that this one goes on from."""
         ToolUse.of(tools)
         if tool_format is not None:
             format_named(tool_format)
@@ -100,14 +103,14 @@ class Conversation:
         self._tools = None if tools is None else [dict(tool) for tool in tools]
         self._template_kwargs = dict(template_kwargs or {})
         self._tool_format = tool_format
-        self._written = Written("", ())
-        self._turns: list[PastTurn] = []
+        self._written = written or Written("", ())
+        self._turns = list(turns)
         self._turn: weakref.ref[Turn] | None = None
         self._lock = threading.RLock()
         self._closed = False
         self.slot = model.slots.new()
         self.kv_note: str | None = None  # why the rows of a file were not taken
-        self.notes: dict[str, str] = {}  # strings of the application, saved with the conversation
+        self.notes = dict(notes or {})  # strings of the application, saved with the conversation
 
     # What it holds
 
@@ -270,8 +273,9 @@ class Conversation:
                 tools=self._tools,
                 template_kwargs=self._template_kwargs,
                 tool_format=self._tool_format,
+                written=self._written,
+                turns=self._turns,
             )
-            other._written, other._turns = self._written, self._turns.copy()
             other.slot.copy_from(self.slot)
             return other
 
@@ -333,10 +337,12 @@ class Conversation:
                 tools=tools["tools"],
                 template_kwargs=json.loads(saved.template_kwargs),
                 tool_format=tools["format"],
+                written=Written(saved.written, ids),
+                turns=saved.turns,
+                notes=saved.notes,
             )
         except (ValueError, TypeError, KeyError, RequestError):
             raise ConversationFileError(f"{path} holds messages that are not valid; {ADVICE}") from None
-        chat._written, chat._turns, chat.notes = Written(saved.written, ids), list(saved.turns), saved.notes
         chat.kv_note = saved.identity.difference(identity)
         if rows is not None and chat.kv_note is None:
             chat.kv_note = chat.slot.restore(rows, model.context)

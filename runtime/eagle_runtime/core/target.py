@@ -168,6 +168,10 @@ class Verification:
         """Verify it in a forward pass of its own."""
         self.result = self.target.verify(self.tree, self.sampler)
 
+    def take(self, out: Mapping[str, Any]) -> None:
+        """Take the outputs of its rows in a forward pass of several texts."""
+        self.result = out["logits"], out["features"]
+
 
 def verify_together(wanted: Sequence[Verification]) -> None:
     """Verify trees of several texts in one forward pass of their common session, a JoiningSession. A row's bits are
@@ -175,4 +179,4 @@ def verify_together(wanted: Sequence[Verification]) -> None:
     feeds = [(one.target._feeds_of(one.tree, one.sampler), one.target.cache) for one in wanted]
     session = cast(JoiningSession, wanted[0].target._session)
     for one, out in zip(wanted, session.run_together(feeds), strict=True):
-        one.result = out["logits"], out["features"]
+        one.take(out)

@@ -10,11 +10,12 @@ Shapes: R rows that are proposed for, k proposed tokens per row, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from eagle_runtime.base.tree import Float, Int
+from eagle_runtime.base.tree import Bool, Float, Int
 from eagle_runtime.core.cache import Cache
 from eagle_runtime.core.decoding_state import common_prefix
 from eagle_runtime.core.head import Proposal, States, Weigher
@@ -44,7 +45,7 @@ class DraftModelHead:
         self.scratch = SCRATCH
         self._read: list[int] = []  # tokens whose rows the cache holds, or held
         self._noted = 0  # rows of the text that the large model has verified: all tokens but the root
-        self._tree = _Grown()
+        self._tree = ROOT_ALONE
         self._output_check = OutputCheck(model.vocab_size)
 
     def note(self, features: Features) -> None:
@@ -82,7 +83,7 @@ class DraftModelHead:
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
         """As in DraftHead; `hidden` says nothing here. Each level is read together with those above it, in one pass:
         graphs whose attention is exact to the bit take no rows of a tree from the cache."""
-        tree = self._tree if depth else _Grown()
+        tree = self._tree if depth else ROOT_ALONE
         self._tree = tree = tree.with_level(tokens, parents, depth)
         if len(tree.tokens) > self.cache.room:
             return self._nothing(len(tokens), committed + depth + 1)
@@ -103,26 +104,27 @@ class DraftModelHead:
         return Proposal(tokens, log_probs, row_numbers(len(tokens)), position)
 
 
+@dataclass(frozen=True, slots=True)
 class _Grown:
     """A tree under the root that grows level by level. tokens, depths [N]: of its nodes, the root's children having
     depth 0; visible [N, N]: each node's row marks it and its ancestors."""
 
-    def __init__(self) -> None:
-        self.tokens = np.zeros(0, np.int64)
-        self.depths = np.zeros(0, np.int64)
-        self.visible = np.zeros((0, 0), np.bool_)
+    tokens: Int
+    depths: Int
+    visible: Bool
 
     def with_level(self, tokens: Int, parents: Int, depth: int) -> _Grown:
         """Returns the tree with one more level. parents [T]: nodes, -1 under the root."""
         old, count = len(self.tokens), len(tokens)
-        grown = _Grown()
-        grown.tokens = np.concatenate([self.tokens, tokens])
-        grown.depths = np.concatenate([self.depths, np.full(count, depth, np.int64)])
-        grown.visible = np.eye(old + count, dtype=np.bool_)
-        grown.visible[:old, :old] = self.visible
+        visible = np.eye(old + count, dtype=np.bool_)
+        visible[:old, :old] = self.visible
         below = parents >= 0
-        grown.visible[old:][below, :old] = self.visible[parents[below]]
-        return grown
+        visible[old:][below, :old] = self.visible[parents[below]]
+        depths = np.concatenate([self.depths, np.full(count, depth, np.int64)])
+        return _Grown(np.concatenate([self.tokens, tokens]), depths, visible)
+
+
+ROOT_ALONE = _Grown(row_numbers(0), row_numbers(0), np.zeros((0, 0), np.bool_))
 
 
 def likeliest(logits: Float, count: int) -> tuple[Int, Float]:

@@ -182,7 +182,7 @@ class SequoiaDrafter(Drafter):
         """As in Drafter."""
         self._timer.begin(len(tokens) - 1)
         self._cost = 0.0
-        self._head.proposals = []
+        self._head.forget()
         plain = self._costs.asks_for_plain or (self._costs.others == 0 and self._gain.pauses())
         if plain or max_nodes < 2:
             return root_only(tokens[-1])
@@ -195,7 +195,7 @@ class SequoiaDrafter(Drafter):
             tree = root_only(tokens[-1])
         self._head.finish()
         if max_nodes <= len(plan.tree.choices):
-            self._head.proposals = []  # a part of the tree, whose rows are others
+            self._head.forget()  # a part of the tree, whose rows are others
         verified = float(costs.target.at(len(tokens))[min(tree.num_nodes, LARGEST)])
         self._cost = (plan.spent + verified) / costs.plain_at(len(tokens))
         return tree
@@ -206,7 +206,7 @@ class SequoiaDrafter(Drafter):
             self._ranker.learn(int(step.tokens[0]))
         if self._plan is not None and self._head.proposals:
             self._counts.learn(_ranks_of(step.tokens, self._plan.rows, self._head.proposals, self._ranks))
-            self._head.proposals = []
+            self._head.forget()
         if self._cost and self._costs.others == 0:
             self._gain.note(len(step.tokens), self._cost)
         self._timer.end(step.nodes)
@@ -263,6 +263,10 @@ class _WatchedHead(WrappedHead):
         self._timer = timer
         self._lap: tuple[int, int] = (0, 0)  # rows and context of the pass that is timed
         self.proposals: list[Proposal] = []
+
+    def forget(self) -> None:
+        """Keep no proposals of the newest tree."""
+        self.proposals = []
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead."""

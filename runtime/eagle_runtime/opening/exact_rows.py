@@ -55,12 +55,13 @@ class RowCheck:
 class PaddedSession(Session, Protocol):
     """A session that pads its forward passes (ort.session.OrtSession). version: of its engine."""
 
-    padding: RowPadding
     path: Path
     version: str
 
     @property
     def exact(self) -> bool: ...
+
+    def pad(self, padding: RowPadding) -> None: ...
 
 
 def check_rows(session: PaddedSession, manifest: Manifest, threads: int | None) -> RowCheck | None:
@@ -80,7 +81,7 @@ def check_rows(session: PaddedSession, manifest: Manifest, threads: int | None) 
         write_cached(name, asdict(check))
         if check.padding is None or check.padding.multiple > 2:  # an even number of rows costs a few percent
             warnings.warn(f"{session.path}: {check}", EagleWarning, stacklevel=3)
-    session.padding = check.padding or RowPadding()
+    session.pad(check.padding or RowPadding())
     return check
 
 
@@ -88,7 +89,7 @@ def find_padding(session: PaddedSession) -> RowCheck:
     """Returns the first of PADDINGS with which rows are equal. Each takes 5 forward passes and 164 rows; the session's
     padding stays changed."""
     for padding in PADDINGS:
-        session.padding = padding
+        session.pad(padding)
         if equal_rows(Target(session, PAST + max(CHECKED))):
             return RowCheck(padding)
     return RowCheck(None)

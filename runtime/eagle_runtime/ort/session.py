@@ -180,6 +180,10 @@ class OrtSession(BoundSession):
         self._announce = None if operators is None else operators.announce_texts
         self.joins = self.exact and self._announce is not None
 
+    def pad(self, padding: RowPadding) -> None:
+        """Pad forward passes in this way from now on."""
+        self.padding = padding
+
     def new_cache(self, capacity: int) -> KVCache | HeadMajorCache:
         if self._pieces is None:
             return KVCache(self._layers, capacity, *self._row_shape, self._row.dtype)

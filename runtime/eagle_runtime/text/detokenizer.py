@@ -129,8 +129,7 @@ class TextStream:
             for value in reversed(values):
                 run.add(value)
             if not run.broken:
-                run.said_bytes = len(values)
-                run.said = self._vocabulary.decode(self._ids[: start + run.whole])
+                run.say(len(values), self._vocabulary.decode(self._ids[: start + run.whole]))
 
     def _add(self, token_id: int) -> str:
         """Take a token into the window; returns new text only where the window must not grow."""
@@ -201,8 +200,7 @@ class TextStream:
         rest = self._run = _Run(len(before), said_before=self._vocabulary.decode(before))
         for value in run.values[run.last_whole :]:
             rest.add(value)
-        rest.said_bytes = rest.whole
-        rest.said = self._vocabulary.decode(self._ids[: rest.start + rest.whole])
+        rest.say(rest.whole, self._vocabulary.decode(self._ids[: rest.start + rest.whole]))
         return piece
 
 
@@ -224,6 +222,10 @@ class _Run:
     @property
     def said_if_broken(self) -> str:
         return self._said_before + self.said_bytes * UNKNOWN
+
+    def say(self, count: int, text: str) -> None:
+        """The first `count` bytes are out, and `text` is what the window says with the whole characters."""
+        self.said_bytes, self.said = count, text
 
     def add(self, value: int) -> None:
         """Another byte."""

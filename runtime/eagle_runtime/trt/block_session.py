@@ -36,7 +36,7 @@ class BlockSession(EngineSession):
             opened.execution.bind(name, address)
 
     def new_cache(self, capacity: int) -> FilledCache:
-        return FilledCache(self._device, len(self._past) // 2, capacity, self._row_bytes)
+        return FilledCache(self._device, len(self._past) // 2, capacity, self._row_bytes, self._staged)
 
     def run(self, feeds: Mapping[str, Any], cache: FilledCache) -> dict[str, Any]:
         """As in Session: one call of the engine, one copy to the host, one wait. What the rows of a block see and which

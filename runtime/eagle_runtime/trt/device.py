@@ -188,16 +188,16 @@ class Staged:
 
 class DeviceCache(Cache):
     """Key/value rows on the device: [2 * layers, rows, row_bytes], keys of layer i at 2i, values at 2i + 1. `staged`
-    holds the rows of the last forward pass, from where the accepted ones are copied.
+    is where each forward pass writes its rows, from where the accepted ones are copied.
 
     There are at least SLACK rows more than `capacity`, in all a multiple of PAST_STEP. All are zero at first: a padded
     pass reads rows that were never written, and NaN there would spread even from masked columns (0 * NaN is NaN)."""
 
     in_place = False
 
-    def __init__(self, device: Device, layers: int, capacity: int, row_bytes: int) -> None:
+    def __init__(self, device: Device, layers: int, capacity: int, row_bytes: int, staged: Staged) -> None:
         super().__init__(capacity)
-        self.staged = Staged(0, 0)
+        self._staged = staged
         self.arrays = 2 * layers
         self.row_bytes = row_bytes
         self.pitch = cache_rows(capacity) * row_bytes  # bytes from one array to the next
@@ -217,10 +217,15 @@ class DeviceCache(Cache):
         nbytes, stream = count * self.row_bytes, self._device.stream
         self._device.driver.copy_2d(target, self.pitch, source, pitch, nbytes, self.arrays, stream)
 
+    def commit(self, source: int, pitch: int, copied: int, count: int) -> None:
+        """Append `copied` rows, as in `append`, and commit the first `count` of them."""
+        self.append(source, pitch, copied)
+        self.length += count
+
     def gather(self, path: Int) -> None:
         """One copy per run of adjacent rows, for all layers."""
         for place, row, rows in runs(path):
-            self.append(self.staged.address + row * self.row_bytes, self.staged.pitch, rows, place)
+            self.append(self._staged.address + row * self.row_bytes, self._staged.pitch, rows, place)
 
 
 class FilledCache(DeviceCache):

@@ -55,7 +55,7 @@ class EngineSession(Session):
             execution.bind(name, address)
 
     def new_cache(self, capacity: int) -> DeviceCache:
-        return DeviceCache(self._device, len(self._past) // 2, capacity, self._row_bytes)
+        return DeviceCache(self._device, len(self._past) // 2, capacity, self._row_bytes, self._staged)
 
     def joined(self, parts: Sequence[DeviceRows]) -> DeviceRows:
         return joined_rows(self._device, parts)
@@ -99,7 +99,6 @@ class EngineSession(Session):
         self._from_host.send()
         self._bind_past(cache)
         self._execution.run(shape)
-        cache.staged = self._staged
 
     def _bind_past(self, cache: DeviceCache) -> None:
         for index, name in enumerate(self._past):

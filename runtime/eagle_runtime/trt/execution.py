@@ -33,7 +33,7 @@ class Execution:
         self.graph = spec
         self._profiles = spec.profiles
         self._messages = messages
-        messages.errors.clear()
+        messages.begin()
         content = np.memmap(path, np.uint8, "r")  # mapped, to save a copy on the host
         self._engine: Any = runtime.deserialize_cuda_engine(content)
         if self._engine is None:
@@ -140,7 +140,7 @@ class Execution:
 
     def _queue_pass(self, shape: PassShape) -> None:
         index = self.check(shape)
-        self._messages.errors.clear()
+        self._messages.begin()
         if (graph := self._graphs.get(shape)) is not None:
             self._graphs.move_to_end(shape)
             self._launch(graph, shape)

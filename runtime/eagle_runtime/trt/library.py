@@ -20,18 +20,22 @@ from eagle_runtime.base.errors import BackendError
 LIBRARIES = ("tensorrt-rtx", "tensorrt")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Messages:
     """Messages of a library. errors: in order. layers: the lists of compiled kernels, and memory: totals of memory,
     which a verbose build logs.
 
     logger, recorder: the library's objects that receive them; they must outlive every object that they are given to."""
 
-    logger: Any = None
-    recorder: Any = None
+    logger: Any
+    recorder: Any
     errors: list[str] = field(default_factory=list)
     layers: list[str] = field(default_factory=list)
     memory: list[str] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Forget the errors of earlier calls."""
+        self.errors.clear()
 
     @property
     def cause(self) -> str:
@@ -56,19 +60,26 @@ def load_library(library: str) -> Any:
 
 def listen(trt: Any) -> Messages:
     """Returns Messages with a logger and an error recorder of this library, for builds."""
-    messages = record(trt)
+    errors: list[str] = []
+    layers: list[str] = []
+    memory: list[str] = []
 
     class Logger(trt.ILogger):  # type: ignore[misc]
         def log(self, severity: Any, message: str) -> None:
             if int(severity) <= int(trt.ILogger.Severity.ERROR):
-                messages.errors.append(message)
+                errors.append(message)
             elif message.startswith("Layers:\n"):
-                messages.layers.append(message)
+                layers.append(message)
             elif message.startswith("Total "):
-                messages.memory.append(message)
+                memory.append(message)
 
-    messages.logger = Logger()
-    return messages
+    return Messages(Logger(), _recorder(trt, errors), errors, layers, memory)
+
+
+def record(trt: Any) -> Messages:
+    """Returns Messages with the library's own logger and an error recorder, for running engines."""
+    errors: list[str] = []
+    return Messages(trt.Logger(trt.ILogger.Severity.INTERNAL_ERROR), _recorder(trt, errors), errors)
 
 
 def release(*objects: Any) -> None:
@@ -79,15 +90,14 @@ def release(*objects: Any) -> None:
             one.error_recorder = None
 
 
-def record(trt: Any) -> Messages:
-    """Returns Messages with the library's own logger and an error recorder, for running engines."""
-    messages = Messages(trt.Logger(trt.ILogger.Severity.INTERNAL_ERROR))
+def _recorder(trt: Any, errors: list[str]) -> Any:
+    """Returns an error recorder that adds the descriptions to `errors`."""
     reports: list[tuple[Any, str]] = []  # codes and descriptions, until the library clears them
 
     class Recorder(trt.IErrorRecorder):  # type: ignore[misc]
         def report_error(self, code: Any, description: str) -> bool:
             reports.append((code, description))
-            messages.errors.append(description)
+            errors.append(description)
             return True  # fatal: the failing call ends, and its caller reads the cause
 
         def num_errors(self) -> int:
@@ -105,5 +115,4 @@ def record(trt: Any) -> Messages:
         def clear(self) -> None:
             reports.clear()
 
-    messages.recorder = Recorder()
-    return messages
+    return Recorder()
