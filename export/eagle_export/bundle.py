@@ -60,7 +60,8 @@ from eagle_export.writing.automatic import (
     plan_after,
     smoothed_first,
 )
-from eagle_export.writing.preflight import NOTABLE, check_settings, notes_on, requirement_of
+from eagle_export.writing.pair_checks import check_settings, notes_on
+from eagle_export.writing.requirement import NOTABLE, requirement_of
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.fidelity import shortfall
 from eagle_runtime.bundle.manifest import (

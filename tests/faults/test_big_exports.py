@@ -123,7 +123,7 @@ def test_a_source_that_is_not_sound(
 
 def test_too_little_memory_is_said_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = make_target(tmp_path / "target")
-    monkeypatch.setattr("eagle_export.writing.preflight.free_memory", lambda: 10**8)
+    monkeypatch.setattr("eagle_export.writing.requirement.free_memory", lambda: 10**8)
     with pytest.raises(ExportError, match=r"exporting takes 0.8 GB of memory and 0.1 GB are free; end other programs"):
         export(target, None, tmp_path / "bundle", precision="int4", certify=False)
     assert [path.name for path in tmp_path.iterdir()] == ["target"]

@@ -63,7 +63,7 @@ class Int8Cache(Pass[ir.Node]):
         columns: _Columns | None = None
         for node in matches:
             part = part_of(model, node)
-            assert part.window is None and part.cap is None  # writing/preflight.py refuses them
+            assert part.window is None and part.cap is None  # writing/pair_checks.py refuses them
             columns = columns or _columns(model, node, part)
             changed[str(node.outputs[0].name)] = "queries, keys, values and their weights in int8"
             replace(node, _attend(model, node, part, columns))

@@ -1,19 +1,13 @@
-"""What is refused, or noted, before any work: settings that do not go with the models or the backend, and exports that
-need more disk, memory or time, by shapes alone, than there is.
+"""What disk, memory and time an export needs, by its shapes alone: told, or refused, before any work.
 
-The time is an estimate from small pieces of the same work, timed on this machine.
+The time is an estimate from small pieces of the same work, timed on this machine (pace.py).
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from eagle_calib.folder import KEPT, work_folder
 from eagle_calib.replay import GOLDEN_TEXTS, GOLDEN_TOKENS
@@ -21,16 +15,14 @@ from eagle_export.base.destination import check_space, folder_bytes, free_space
 from eagle_export.base.errors import ExportError
 from eagle_export.base.memory import MEMORY_MARGIN
 from eagle_export.base.parted import PART
-from eagle_export.graphs.pair import HeadPart, Pair, left_out_note
+from eagle_export.graphs.pair import Pair
 from eagle_export.inspection.sizes import GraphShapes, draft_shapes, graph_bytes, target_shapes
-from eagle_export.reading.reconcile import untied_note
-from eagle_export.recipes.blocks import Grid, rounded
-from eagle_export.recipes.compensation import SWEEPS, compensated
-from eagle_export.recipes.int8_cache import MOST
-from eagle_export.recipes.plan import AUTO, RECIPES, routes_experts
+from eagle_export.recipes.compensation import SWEEPS
+from eagle_export.recipes.plan import AUTO, RECIPES
 from eagle_export.recording.layered import layer_numbers
 from eagle_export.recording.recording import Way
 from eagle_export.recording.self_calibration import KEPT as ROWS
+from eagle_export.writing.pace import measure
 from eagle_runtime.machine.host import free_memory
 
 # Rough values that were set by hand, not fitted to measurements: memory is an estimate (docs/dev/large_models.md).
@@ -39,10 +31,6 @@ COPIES = 6  # fp32 copies of a part that rounding works with
 PASSES = 0.5 + SWEEPS  # products [K, K] x [K, N] that compensated rounding computes
 SMALL = 10**7  # numbers of a target that is exported in seconds on any machine
 NOTABLE = 60.0  # seconds; needs of a shorter export are not printed
-SHAPE = 256, 2048  # of a weight that is rounded
-SQUARE = 1024  # rows and columns of a product
-WRITTEN = 1 << 24  # bytes of a file
-TIMES = 2  # the least of so many times counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,92 +146,3 @@ def _spilled(pair: Pair) -> int:
 def _duration(seconds: float) -> str:
     minutes = max(1, round(seconds / 60))
     return f"{minutes} min" if minutes < 100 else f"{minutes / 60:.0f} h"
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """flops: of products per second. bandwidth: bytes of weights per second that a product with one row reads. disk:
-    bytes per second that are written. rounding, compensating: seconds per number of a weight, without products."""
-
-    flops: float
-    bandwidth: float
-    disk: float
-    rounding: float
-    compensating: float
-
-
-def measure(folder: Path, bits: int) -> Pace:
-    """Measures in about a second. folder: on the disk that is written to. bits: of the weights, 4 or 8."""
-    square = np.ones((SQUARE, SQUARE), np.float32)
-    weight = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
-    grid = Grid(bits, 64, asymmetric=True)
-    large = np.ones((8 * SQUARE, 2 * SQUARE), np.float32)
-    row = np.ones(2 * SQUARE, np.float32)
-    return Pace(
-        flops=2.0 * SQUARE**3 / _seconds(lambda: square @ square),
-        bandwidth=large.nbytes / _seconds(lambda: large @ row),
-        disk=WRITTEN / _seconds(lambda: _write(folder)),
-        rounding=_seconds(lambda: rounded(weight, grid)) / weight.size,
-        compensating=_seconds(lambda: compensated(weight, weight[:, : SHAPE[0]], grid)) / weight.size,
-    )
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    least = float("inf")
-    for _ in range(TIMES):
-        started = time.perf_counter()
-        work()
-        least = min(least, time.perf_counter() - started)
-    return max(least, 1e-9)
-
-
-def _write(folder: Path) -> None:
-    with tempfile.TemporaryFile(dir=folder) as file:
-        file.write(bytes(WRITTEN))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def check_settings(pair: Pair, backend: str, cache_precision: str | None, draft_vocab: int | None) -> None:
-    """Raises ExportError for what a pair cannot have. cache_precision, draft_vocab: as for bundle.export."""
-    target, head = pair.target.folder, pair.head
-    if cache_precision is not None and pair.context > MOST:
-        raise ExportError(
-            f"{target} has a context of {pair.context} tokens, and an int8 cache holds "
-            f"{MOST} at most; export it without one"
-        )
-    if cache_precision is not None and (any(pair.windows) or pair.bounded_scores):
-        what = "layers with a sliding window" if any(pair.windows) else "attention with bounded scores"
-        raise ExportError(f"{target} has {what}, which an int8 cache cannot have; export it without one")
-    if pair.bounded_scores and backend in ("tensorrt", "tensorrt-rtx"):
-        raise ExportError(
-            f"{target} is a {pair.family.name} model: its attention has bounded scores, which TensorRT cannot run; "
-            "export it for backend cpu"
-        )
-    if head is not None and (problem := _problem_of_head(head, backend, draft_vocab)) is not None:
-        raise ExportError(
-            f"{head.checkpoint.folder} holds a head of kind {head.config.kind}, and such heads {problem}; change that "
-            "setting, or the head"
-        )
-
-
-def notes_on(pair: Pair, backend: str) -> list[str]:
-    """Returns warnings: contradictions within the target and how they were decided, what of a pair is left out, or
-    computed in vain. Reads an LM head that the config does not expect."""
-    notes = [*pair.target.notes, *pair.generation.notes]
-    if (untied := untied_note(pair.target)) is not None:
-        notes.append(untied)
-    if pair.family.experts is not None and not routes_experts(backend):
-        notes.append(
-            f"all {pair.family.experts.count(pair.config)} experts of a layer are computed for every row, not only "
-            f"the {pair.config.num_experts_per_tok} that it needs"
-        )
-    if (left_out := left_out_note(pair)) is not None:
-        notes.append(left_out)
-    return notes
-
-
-def _problem_of_head(head: HeadPart, backend: str, draft_vocab: int | None) -> str | None:
-    if backend in head.kind.not_on:
-        return f"do not run on backend {backend}"
-    return "keep all tokens of their LM heads" if draft_vocab is not None and head.kind.all_tokens else None

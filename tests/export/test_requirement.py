@@ -10,19 +10,19 @@ import pytest
 from conftest import GOLDEN
 from eagle_export.graphs.pair import open_pair
 from eagle_export.recording.recording import Way
-from eagle_export.writing import preflight
-from eagle_export.writing.preflight import Pace, measure
+from eagle_export.writing import requirement
+from eagle_export.writing.pace import Pace, measure
 
 
 def test_the_announced_time_follows_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with half the speed in everything, all parts of an export take twice as long."""
     pair = open_pair(GOLDEN / "target", None)
-    monkeypatch.setattr(preflight, "SMALL", 0)
+    monkeypatch.setattr(requirement, "SMALL", 0)
 
     def seconds(pace: Pace, *, way: Way | None, certify: bool) -> float:
-        monkeypatch.setattr(preflight, "measure", lambda folder, bits: pace)
+        monkeypatch.setattr(requirement, "measure", lambda folder, bits: pace)
         place = tmp_path / "bundle"
-        return preflight.requirement_of(
+        return requirement.requirement_of(
             pair, "cpu", {"target": "int4"}, way, place, calibrated=False, certify=certify
         ).seconds
 

@@ -1,0 +1,54 @@
+"""Settings that do not go with a pair or a backend, refused before any work, and what is noted of a pair."""
+
+from __future__ import annotations
+
+from eagle_export.base.errors import ExportError
+from eagle_export.graphs.pair import HeadPart, Pair, left_out_note
+from eagle_export.reading.reconcile import untied_note
+from eagle_export.recipes.int8_cache import MOST
+from eagle_export.recipes.plan import routes_experts
+
+
+def check_settings(pair: Pair, backend: str, cache_precision: str | None, draft_vocab: int | None) -> None:
+    """Raises ExportError for what a pair cannot have. cache_precision, draft_vocab: as for bundle.export."""
+    target, head = pair.target.folder, pair.head
+    if cache_precision is not None and pair.context > MOST:
+        raise ExportError(
+            f"{target} has a context of {pair.context} tokens, and an int8 cache holds "
+            f"{MOST} at most; export it without one"
+        )
+    if cache_precision is not None and (any(pair.windows) or pair.bounded_scores):
+        what = "layers with a sliding window" if any(pair.windows) else "attention with bounded scores"
+        raise ExportError(f"{target} has {what}, which an int8 cache cannot have; export it without one")
+    if pair.bounded_scores and backend in ("tensorrt", "tensorrt-rtx"):
+        raise ExportError(
+            f"{target} is a {pair.family.name} model: its attention has bounded scores, which TensorRT cannot run; "
+            "export it for backend cpu"
+        )
+    if head is not None and (problem := _problem_of_head(head, backend, draft_vocab)) is not None:
+        raise ExportError(
+            f"{head.checkpoint.folder} holds a head of kind {head.config.kind}, and such heads {problem}; change that "
+            "setting, or the head"
+        )
+
+
+def notes_on(pair: Pair, backend: str) -> list[str]:
+    """Returns warnings: contradictions within the target and how they were decided, what of a pair is left out, or
+    computed in vain. Reads an LM head that the config does not expect."""
+    notes = [*pair.target.notes, *pair.generation.notes]
+    if (untied := untied_note(pair.target)) is not None:
+        notes.append(untied)
+    if pair.family.experts is not None and not routes_experts(backend):
+        notes.append(
+            f"all {pair.family.experts.count(pair.config)} experts of a layer are computed for every row, not only "
+            f"the {pair.config.num_experts_per_tok} that it needs"
+        )
+    if (left_out := left_out_note(pair)) is not None:
+        notes.append(left_out)
+    return notes
+
+
+def _problem_of_head(head: HeadPart, backend: str, draft_vocab: int | None) -> str | None:
+    if backend in head.kind.not_on:
+        return f"do not run on backend {backend}"
+    return "keep all tokens of their LM heads" if draft_vocab is not None and head.kind.all_tokens else None
