@@ -16,9 +16,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from eagle_train.attention import FUSED
 from eagle_train.config import Sampling
 from eagle_train.decoder import Decoder
 from eagle_train.errors import TrainError
@@ -29,7 +30,6 @@ BUCKET = 128  # tokens by which the lengths of two buckets differ
 READ = {"cpu": 768}  # tokens of prompts, about, that are read in one pass
 READ_ELSEWHERE = 16384
 # cuDNN's attention is planned anew for every length, which takes more than a millisecond.
-ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 REFILL = 1 / 32  # share of the rows that must be free before prompts are read: a pass costs a GPU as much as a step
 
 
@@ -191,7 +191,7 @@ class Slots:
     @torch.no_grad()
     def advance(self, new: list[Request]) -> list[Row]:
         """Reads new prompts, if any, else writes a token of every answer. Returns the answers that ended."""
-        with sdpa_kernel(ATTENTION):
+        with sdpa_kernel(FUSED):
             return self._read(new) if new else self._step()
 
     def _read(self, requests: list[Request]) -> list[Row]:

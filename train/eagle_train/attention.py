@@ -13,7 +13,11 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
+# Without cuDNN's, which builds a plan for every new shape: a first step of windows of a new length took 0.2 to 0.3 s
+# on an H200 in place of 0.04.
+FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 GPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention

@@ -18,6 +18,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from eagle_export.base.errors import ExportError
 from eagle_export.heads.block import BlockHead, BlockLayer, read_blocks
@@ -25,9 +26,11 @@ from eagle_export.heads.block_config import Block
 from eagle_export.heads.config import HeadConfig
 from eagle_train.config import TrainConfig
 from eagle_train.errors import TrainError
-from eagle_train.losses import CROSS_ENTROPY, masked_mean, shared, soft_cross_entropy, total_variation
+from eagle_train.linear_loss import linear_loss
+from eagle_train.losses import masked_mean, shared
 from eagle_train.metrics import Tally
 from eagle_train.objective import Vocabulary
+from eagle_train.rows import taken
 from eagle_train.target import FrozenTarget
 from eagle_train.taught import Batch, Taught
 
@@ -100,41 +103,39 @@ def draw_roots(batch: Batch, count: int, generator: torch.Generator) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Drafted:
-    """Drafts of blocks. free [b, A, B, Vd]: logits without transitions. added: what the transitions of the true tokens
-    add, or None. teachers [b, A, B]: the target's rows, b * T + t, that the drafts learn from. counted [b, A, B] bool:
-    rows whose token carries loss, as all tokens before it in the block do."""
+    """Drafts of blocks. hidden [b, A, B, H]: after the head's last norm. before [b, A, B]: the true token before each
+    draft. teachers [b, A, B]: the target's rows, b * T + t, that the drafts learn from. counted [b, A, B] bool: rows
+    whose token carries loss, as all tokens before it in the block do."""
 
-    free: Tensor
-    added: Tensor | None
+    hidden: Tensor
+    before: Tensor
     teachers: Tensor
     counted: Tensor
 
-    def logits(self, transitions: bool = True) -> Tensor:
-        """Returns the logits, with the transitions if asked for. The root is known, so its transition always counts."""
-        if self.added is None:
-            return self.free
-        if transitions:
-            return self.free + self.added
-        return torch.cat([self.free[:, :, :1] + self.added[:, :, :1], self.free[:, :, 1:]], 2)
+    def logits(self, head: BlockHead, transitions: bool = True) -> Tensor:
+        """Returns the logits [b, A, B, Vd], with the transitions if asked for. The root is known, so its transition
+        always counts."""
+        free: Tensor = head.logits(self.hidden).float()
+        if head.markov_head is None:
+            return free
+        added: Tensor = head.markov_head(self.before).float()
+        return free + added if transitions else torch.cat([free[:, :, :1] + added[:, :, :1], free[:, :, 1:]], 2)
 
 
 def draft_blocks(head: BlockHead, shape: HeadConfig, batch: Batch, taught: Taught, roots: Tensor) -> Drafted:
     """Returns the drafts of blocks at roots [b, A]."""
     assert shape.block is not None and taught.last is not None
     taps = torch.split(taught.features, shape.target_hidden_size, -1)
-    free = head.logits(read_blocks(head, shape, batch.ids, taps, taught.last, roots)).float()
+    hidden = read_blocks(head, shape, batch.ids, taps, taught.last, roots)
     places = roots[..., None] + torch.arange(shape.block.size, device=roots.device)
     last = batch.ids.shape[1] - 1
     known = places.clamp(max=last).flatten(1)
-    added = None
-    if head.markov_head is not None:
-        before = batch.ids.gather(1, known).reshape(places.shape)
-        added = head.markov_head(before).float()
+    before = batch.ids.gather(1, known).reshape(places.shape)
     drafted = (places + 1).clamp(max=last).flatten(1)
     counted = batch.loss_mask.gather(1, drafted).reshape(places.shape) & (places < last)
     texts = torch.arange(len(roots), device=roots.device)[:, None]
     teachers = (known + texts * batch.ids.shape[1]).reshape(places.shape)
-    return Drafted(free, added, teachers, counted.cumprod(-1).bool())
+    return Drafted(hidden, before, teachers, counted.cumprod(-1).bool())
 
 
 def block_objective(
@@ -146,32 +147,80 @@ def block_objective(
     roots: Sequence[Tensor],
     tally: Tally,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns the loss and its two parts. roots: of whole blocks [b, A] and, if there are two, of blocks of which the
-    first row alone is drafted. The whole blocks are tallied."""
+    """Returns the loss, and the mean losses of rows with their transitions and without. roots: of whole blocks [b, A]
+    and, if there are two, of blocks of which the first row alone is drafted. The whole blocks are tallied."""
     assert shape.block is not None
     single = dataclasses.replace(shape, block=dataclasses.replace(shape.block, size=1))
-    kept = None if vocabulary is None else vocabulary.ids
-    entropies, variations, weights = [], [], []
+    rows, weight = _Learning([], [], []), head.lm_head.weight
+    if head.markov_head is not None:  # W h + W2 w1 = [W W2] [h w1]
+        weight = torch.cat([weight, head.markov_head.markov_w2.weight], 1)
+    whole, count = None, 0
     for each, some in zip((shape, single), roots, strict=False):
         drafted = draft_blocks(head, each, batch, taught, some)
+        whole = whole or drafted
+        count += rows.add(head, drafted)
+    if head.markov_head is not None and shape.block.size > 1:
+        assert whole is not None
+        rows.add_free(head, whole)
+    weights, teachers = torch.cat(rows.weights), torch.cat(rows.teachers)
+    wanted, known = _wanted(taught.said.best.flatten()[teachers], vocabulary)
+    kept = None if vocabulary is None else vocabulary.ids
+    losses = linear_loss(
+        torch.cat(rows.read),
+        weight,
         # Not renormalised: the probability of tokens that the head does not know cannot be shared.
-        logits, teacher = drafted.logits(), _probabilities(drafted, taught, kept)
-        decay = torch.exp(-torch.arange(logits.shape[2], device=logits.device) / ROW_DECAY)
-        weight = drafted.counted * decay
-        learned = [(logits, teacher, weight)]
-        if drafted.added is not None and logits.shape[2] > 1:  # the root's transition always counts
-            learned.append((drafted.free[:, :, 1:], teacher[:, :, 1:], FREE * weight[:, :, 1:]))
-        for draft, wanted, share in learned:
-            entropies.append(soft_cross_entropy(draft, wanted).flatten())
-            variations.append(total_variation(draft, wanted).flatten())
-            weights.append(share.flatten())
-        if each is shape:
-            with torch.no_grad():
-                _count(drafted, logits, taught, kept, tally)
-    every = torch.cat(weights)
-    entropy, variation = (masked_mean(torch.cat(values), every) for values in (entropies, variations))
-    parts = {"cross_entropy": entropy.detach(), "variation": variation.detach()}
-    return CROSS_ENTROPY * entropy + (1 - CROSS_ENTROPY) * variation, parts
+        lambda some: taught.said.probabilities(some, kept),
+        teachers,
+        wanted,
+        weights / weights.sum().clamp(min=1),
+    )
+    assert whole is not None
+    right = torch.zeros_like(whole.counted)
+    right[whole.counted] = (losses.right & known)[: len(rows.weights[0])]
+    _tally(whole.counted, right, tally)
+    means = [masked_mean(losses.each[part], weights[part]) for part in (slice(count), slice(count, None))]
+    return losses.total, dict(zip(("transitions", "free"), means, strict=True))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Learning:
+    """Rows to learn, in parts of n: read [n, H + rank] what the LM head and the transitions read next to each other,
+    teachers [n], weights [n]."""
+
+    read: list[Tensor]
+    teachers: list[Tensor]
+    weights: list[Tensor]
+
+    def add(self, head: BlockHead, drafted: Drafted) -> int:
+        """Adds the rows of blocks with their transitions. Returns how many."""
+        rows = torch.nonzero(drafted.counted.flatten()).flatten()
+        states = taken(drafted.hidden.flatten(0, 2), rows)
+        if head.markov_head is not None:
+            added = head.markov_head.markov_w1(drafted.before.flatten()[rows])
+            states = torch.cat([states, added.to(states.dtype)], 1)
+        self._append(states, drafted, rows, 1.0)
+        return len(rows)
+
+    def add_free(self, head: BlockHead, drafted: Drafted) -> None:
+        """Adds the rows of blocks after the first without their transitions."""
+        assert head.markov_head is not None
+        later = drafted.counted & (torch.arange(drafted.counted.shape[2], device=drafted.counted.device) > 0)
+        rows = torch.nonzero(later.flatten()).flatten()
+        states = pad(taken(drafted.hidden.flatten(0, 2), rows), (0, head.markov_head.markov_w1.weight.shape[1]))
+        self._append(states, drafted, rows, FREE)
+
+    def _append(self, states: Tensor, drafted: Drafted, rows: Tensor, share: float) -> None:
+        self.read.append(states)
+        self.teachers.append(drafted.teachers.flatten()[rows])
+        self.weights.append(share * torch.exp(-(rows % drafted.counted.shape[2]) / ROW_DECAY))
+
+
+def _wanted(best: Tensor, vocabulary: Vocabulary | None) -> tuple[Tensor, Tensor]:
+    """Returns the draft ids of the target's likeliest tokens [n], and which of them the head knows [n] bool."""
+    if vocabulary is None:
+        return best, torch.ones_like(best, dtype=torch.bool)
+    places = torch.searchsorted(vocabulary.ids, best).clamp(max=len(vocabulary.ids) - 1)
+    return places, vocabulary.member[best]
 
 
 @torch.no_grad()
@@ -190,25 +239,20 @@ def measure_block(
     roots = torch.nonzero(batch.loss_mask[0, 2:]).flatten() + 1
     for some in torch.split(roots, MEASURED):
         drafted = draft_blocks(head, shape, batch, taught, some[None])
+        best = taught.said.best.flatten()[drafted.teachers]
+        teacher = taught.said.probabilities(drafted.teachers.flatten(), kept).reshape(*drafted.teachers.shape, -1)
         for each, transitions in ((tally, True), (free, False)):
-            logits = drafted.logits(transitions)
-            _count(drafted, logits, taught, kept, each, shared(logits, _probabilities(drafted, taught, kept)))
+            logits = drafted.logits(head, transitions)
+            proposal = logits.argmax(-1)
+            right = (proposal if kept is None else kept[proposal]) == best
+            _tally(drafted.counted, right, each, shared(logits, teacher))
 
 
-def _probabilities(drafted: Drafted, taught: Taught, kept: Tensor | None) -> Tensor:
-    """Returns the target's probabilities [b, A, B, Vd] of the drafts."""
-    probabilities = taught.said.probabilities(drafted.teachers.flatten(), kept)
-    return probabilities.reshape(*drafted.teachers.shape, -1)
-
-
-def _count(
-    drafted: Drafted, logits: Tensor, taught: Taught, kept: Tensor | None, tally: Tally, common: Tensor | None = None
-) -> None:
-    """common [b, A, B]: probability that head and target have in common."""
-    proposal = logits.argmax(-1)
-    right = (proposal if kept is None else kept[proposal]) == taught.said.best.flatten()[drafted.teachers]
+def _tally(counted: Tensor, right: Tensor, tally: Tally, common: Tensor | None = None) -> None:
+    """Count the rows [b, A, B]. right: whether the likeliest draft is the target's likeliest token. common: probability
+    that head and target have in common."""
     earlier = torch.ones_like(right[..., 0])
     for row in range(right.shape[-1]):
-        counted = drafted.counted[..., row]
-        tally.add(row, right[..., row], earlier, counted, None if common is None else common[..., row])
-        earlier = earlier & right[..., row] & counted
+        of_row = counted[..., row]
+        tally.add(row, right[..., row], earlier, of_row, None if common is None else common[..., row])
+        earlier = earlier & right[..., row] & of_row

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from eagle_train.answering import ATTENTION, Request, Requests, Row, checked
-from eagle_train.attention import gpu_flash_takes
+from eagle_train.answering import Request, Requests, Row, checked
+from eagle_train.attention import FUSED, gpu_flash_takes
 from eagle_train.config import Sampling
 from eagle_train.decoder import Decoder
 from eagle_train.sampling import cut_loop, drawn, loop_start, uniform
@@ -53,7 +53,7 @@ class GraphedSampler:
                 return
             needs = sorted(self._needs(request) for request in waiting)
             room = needs[int(FITTING * (len(needs) - 1))]
-            with sdpa_kernel(ATTENTION):
+            with sdpa_kernel(FUSED):
                 waiting = yield from self._wave(requests, waiting, min(-(-room // ROOM) * ROOM, self.context))
 
     def _needs(self, request: Request) -> int:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from eagle_train.losses import CROSS_ENTROPY
+from eagle_train.rows import taken
 from eagle_train.taught import Said
 
 CHUNK = {"cpu": 1 << 20}  # logits at a time: on a CPU what its caches hold
@@ -51,7 +52,7 @@ def linear_loss(
         kind = torch.get_autocast_dtype(hidden.device.type)
         hidden, lm_head = hidden.to(kind), lm_head.to(kind)
     total, each, right = _LinearLoss.apply(  # type: ignore[no-untyped-call]
-        hidden[order], lm_head, teacher, teacher_rows[order], wanted[order], weights[order]
+        taken(hidden, order), lm_head, teacher, teacher_rows[order], wanted[order], weights[order]
     )
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
@@ -164,6 +165,22 @@ def classification(hidden: Tensor, lm_head: Tensor, said: Said, rows: Tensor) ->
     return loss, right
 
 
+def whole_entropy(p: Tensor, logits: Tensor, best: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the cross-entropies [n] of logits [n, V] against probabilities p [n, V], whether `best` [n] is the
+    likeliest id, and the gradients [n, V] by the logits in their type. Written for a compiler, as whole_loss."""
+    z = logits.float()
+    z = z - z.amax(-1, keepdim=True)
+    right = z.gather(-1, best[:, None])[:, 0] == 0
+    e = z.exp()
+    scale = e.sum(-1, keepdim=True)
+    return scale[:, 0].log() - (p * z).sum(-1), right, (e / scale - p).to(logits.dtype)
+
+
+@lru_cache(maxsize=1)
+def _entropy() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    return cast(Callable[..., tuple[Tensor, Tensor, Tensor]], torch.compile(whole_entropy, dynamic=True))
+
+
 class _Classification(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, lm_head: Tensor, said: Said, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,12 +190,11 @@ class _Classification(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, len(rows), size):
                 part = slice(start, start + size)
-                p, z = said.probabilities(rows[part], None), torch.mm(hidden[part], lm_head.T).float()
-                z.sub_(z.amax(-1, keepdim=True))
-                right[part] = z.gather(-1, best[part, None])[:, 0] == 0
-                expected, scale = (p * z).sum(-1), z.exp_().sum(-1)
-                losses.append(scale.log() - expected)
-                pulled[part] = torch.mm(z.div_(scale[:, None]).sub_(p).to(hidden.dtype), lm_head)
+                p, logits = said.probabilities(rows[part], None), torch.mm(hidden[part], lm_head.T)
+                entropies = _entropy() if hidden.device.type == "cuda" else whole_entropy
+                loss, right[part], pull = entropies(p, logits, best[part])
+                losses.append(loss)
+                pulled[part] = torch.mm(pull, lm_head)
         count = max(1, len(rows))
         ctx.save_for_backward(pulled.div_(count))
         ctx.mark_non_differentiable(right)

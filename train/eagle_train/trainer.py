@@ -18,6 +18,7 @@ import torch
 from accelerate import PartialState  # type: ignore[import-untyped]
 from accelerate.utils import reduce as reduce_over_processes  # type: ignore[import-untyped]
 from torch import Tensor
+from torch.nn.attention import sdpa_kernel
 
 from eagle_calib.folder import claimed
 from eagle_export.graphs.pair import HeadPart
@@ -27,6 +28,7 @@ from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_train.ahead import ahead_objective
+from eagle_train.attention import FUSED
 from eagle_train.batches import OnlineTeacher, Order, Teacher, gather, step_generator
 from eagle_train.blocks import block_objective, draw_roots
 from eagle_train.bundle_target import BundleTarget, check_bundle, opened_target
@@ -90,7 +92,8 @@ def _train(
             given = None if job.init is None else read_head(job.init, target, config)
             if bundle is not None:
                 bundle.check_features(target, given)
-            acceptance = _prepare(job, config, target, bundle, given, processes, clock).loop()
+            with sdpa_kernel(FUSED):
+                acceptance = _prepare(job, config, target, bundle, given, processes, clock).loop()
         processes.wait_for_everyone()
         if processes.is_main_process:  # made again from the data files when needed
             for name in ("data", "eval"):
