@@ -25,15 +25,16 @@ from eagle_runtime.drafting import recycling
 from eagle_runtime.drafting.cost_learning import unknown
 from eagle_runtime.drafting.cost_model import Costs, Pass, Timings
 from eagle_runtime.drafting.cost_storage import LearnedCosts
+from eagle_runtime.drafting.rank_acceptance import Ranks
 from eagle_tools.markdown import markdown_table
 from studies.harness import prompts_of
 
 # Seconds: a pass of the target reads its weights in 20 ms, and a further row takes 0.4 ms; a level of the head 1.5 ms.
 TARGET = Timings((1, 64), (64,), ((0.020, 0.0452),))
 LEVEL = Timings((1, 32), (64,), ((0.0015, 0.0018),))
-CONSTANTS = {  # method -> module of drafting/, names in it
+CONSTANTS = {  # method, tree if it is not the usual one -> module of drafting/, names in it
     "eagle": (
-        ("acceptance", "PRIOR", "FADE", "CREDIT", "TRIAL", "SAVING", "MOST_SAVED"),
+        ("acceptance", "PRIOR", "FADE"),
         ("cost_aware", "MAX_LEVELS", "CHILD_CHANCES", "NEWEST"),
         ("coupling", "HEAD_NOISE", "LEAST_LIKELIHOOD", "FADE"),
     ),
@@ -42,10 +43,14 @@ CONSTANTS = {  # method -> module of drafting/, names in it
         ("cost_aware", "MAX_MATCHED"),
         ("matches", "PLACES", "LONGEST"),
     ),
+    "eagle sequoia": (
+        ("rank_acceptance", "PRIOR", "FADE"),
+        ("sequoia", "LEAST_NEW", "SHARE_NEW", "RANKS"),
+    ),
     "recycling": (
         ("habits", "SUCCESSORS", "NEAR", "KEPT", "FADE", "SHORTER"),
         ("recycling", "SUCCESSORS", "HALF", "LEVEL_S"),
-        ("suffix", "HOPS"),
+        ("matches", "HOPS"),
     ),
 }
 FADING = ("FADE",)  # what is left: half and double of what is lost
@@ -86,8 +91,9 @@ def report(args: argparse.Namespace) -> str:
 
 
 def rate(model: EagleModel, prompts: Sequence[str], method: str, count: int) -> float:
-    """Returns the tokens per second of the made-up machine."""
-    bundle = dataclasses.replace(model.twin().bundle, costs=Fixed(), acceptance={}, habits=_fresh(model))
+    """Returns the tokens per second of the made-up machine. method: as in CONSTANTS."""
+    bundle = dataclasses.replace(model.twin().bundle, costs=Fixed(), acceptance={}, ranks=Ranks(), habits=_fresh(model))
+    method, _, tree = method.partition(" ")
     tokens, seconds = 0, 0.0
 
     def spend(cycle: Any) -> None:
@@ -98,7 +104,13 @@ def rate(model: EagleModel, prompts: Sequence[str], method: str, count: int) -> 
     other = EagleModel(bundle)
     for number, prompt in enumerate(prompts):
         result = other.generate(
-            prompt, method=method, temperature=float(number % 2), seed=number, max_new_tokens=count, on_cycle=spend
+            prompt,
+            method=method,
+            tree=tree or None,
+            temperature=float(number % 2),
+            seed=number,
+            max_new_tokens=count,
+            on_cycle=spend,
         )
         tokens += result.usage.new_tokens - 1
     return tokens / seconds

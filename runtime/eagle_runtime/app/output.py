@@ -24,7 +24,7 @@ from eagle_runtime.text.answer_reader import AnswerReader, Part
 from eagle_runtime.text.detokenizer import TextStream
 from eagle_runtime.text.tokenizer import Text
 
-MOST_NEW_TOKENS = 256  # where a caller names no number
+MOST_NEW_TOKENS = 256  # where a caller names no number; chosen
 # Stop strings of a request, and characters of one; OpenAI's API takes four strings.
 MOST_STRINGS, LONGEST_STRING = 16, 256
 

@@ -25,7 +25,7 @@ SNAPSHOTS = "snapshots"  # of the hub's cache
 MEGABYTE = 1 << 20
 LARGEST = MEGABYTE << 20  # bytes of one file of weights, and of one engine: a terabyte
 PIECE = 4 * MEGABYTE  # read at a time
-TRIES = 5  # to rename: on Windows another program may have the old file open for a moment
+TRIES = 5  # to rename, chosen (0.3 s): on Windows another program may have the old file open for a moment
 
 # Limits of files that are read into memory. A manifest takes 20 kB to 1 MB, tokenizers of 256 thousand tokens 30 MB, a
 # graph without its weights 10 kB to 2 MB.

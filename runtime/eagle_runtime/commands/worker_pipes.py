@@ -14,6 +14,7 @@ from typing import Any
 
 LONGEST = 16 << 20  # bytes of a line: thirty times the text of a context of 128 thousand tokens
 CHUNK = 1 << 16  # bytes read at once: a pipe of Linux holds as many
+# Chosen; docs/worker.md has those that a parent sees.
 PAUSE = 1 << 20  # bytes waiting to be read, above which a turn pauses
 MOST_PENDING = 8 << 20  # above which no further line is taken
 FLUSH_S = 2.0  # seconds that the last lines may take

@@ -17,9 +17,9 @@ from eagle_runtime.base.tree import Int
 ROWS_AXIS = 1  # of the arrays that `Cache.read` returns
 ALIGNMENT = 256  # bytes; what TensorRT requires of a tensor's address, and a multiple of cache lines on CPUs
 STEP = 64  # a head-major layout grows by at least so many rows,
-SPARE = 16  # or by one row in so many
-FIRST = 256  # rows that a cache in host memory is allocated for at first; then it doubles
-MAPPED = 1 << 20  # bytes of an array from which on it has memory of its own,
+SPARE = 16  # or by one row in so many; chosen, for the reason that HeadMajorCache gives
+FIRST = 256  # rows that a cache in host memory is allocated for at first, chosen; then it doubles
+MAPPED = 1 << 20  # bytes of an array from which on, as chosen, it has memory of its own,
 HUGE = 4 << 20  # and from which on in huge pages, as NumPy asks for them
 
 

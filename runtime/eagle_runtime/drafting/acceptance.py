@@ -20,11 +20,11 @@ from eagle_runtime.drafting.cost_model import Seconds
 from eagle_runtime.drafting.coupling import NoiseWeight
 
 # Figures in brackets: what half and double of a constant change of the tokens per second (python -m studies constants).
-# Bins of a head's log-probabilities, each corrected by accepted / expected.
+# Bins of a head's log-probabilities, each corrected by accepted / expected. Chosen.
 EDGES = np.log(np.array([0.003, 0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97], np.float32))
 EDGE_LIST: list[float] = EDGES.tolist()
 PRIOR = 3.0  # counted tokens that the prior weighs as much as [-0.8 %, -0.6 %]
-MOST_LOG_CHANCE = np.float32(np.log(0.995))  # of a single token: no tree is ever free of risk
+MOST_LOG_CHANCE = np.float32(np.log(0.995))  # of a single token; chosen: no tree is ever free of risk
 FADE = 0.995  # of all counts, per verification: a text changes as it goes on [-0.6 %, -0.1 %]
 
 # Chance that an n-gram match's token is accepted, by the tokens that matched before it, until counts say otherwise
@@ -44,7 +44,7 @@ WELL = 0.1  # tokens gained per draft after which the next pause is short again
 
 NEWEST = 0.05  # weight of the newest draft in a mean that follows the text [-0.1 %, -0.7 %]
 # LevelGains: tokens that a level brings for each token of the level above, and its nodes, before any was drafted; after
-# how many drafts all levels are drafted again. The first two are assumed, and forgotten after some 20 drafts (NEWEST).
+# how many drafts all levels are drafted again, chosen. The first two are assumed, and forgotten after some 20 drafts.
 GAIN, NODES, LOOK = 0.75, 1.0, 16
 
 

@@ -36,8 +36,8 @@ EULER = 0.5772156649  # mean of a Gumbel variable, such as -log(number); Euler's
 # proposed: the mean log-likelihood of the emitted token is -0.94 (EAGLE-1) and -0.96 (EAGLE-3) at 1, and -0.56 and
 # -0.65 at 0.5, within 0.01 of the best scale for either.
 HEAD_NOISE = 0.5
-WEIGHTS = np.linspace(0, 1, 6)  # that are tried: 0 for the head's chances alone, 1 for the random numbers'
-PRIOR = -2 * np.abs(WEIGHTS - 0.5)  # log-likelihoods of the weights before any text
+WEIGHTS = np.linspace(0, 1, 6)  # that are tried, chosen: 0 for the head's chances alone, 1 for the random numbers'
+PRIOR = -2 * np.abs(WEIGHTS - 0.5)  # log-likelihoods of the weights before any text; chosen: a token may outweigh them
 LEAST_LIKELIHOOD = -6.0  # log-likelihood that one token counts with at least [-1.2 %, 0.0 %]
 ROUNDING = 1e-5  # of the sum of a row's probabilities, in fp32
 FADE = 0.98  # per verification: a text changes as it goes on [-0.2 %, +0.4 %]

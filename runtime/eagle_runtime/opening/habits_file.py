@@ -24,7 +24,7 @@ from eagle_runtime.drafting.habits import FADE, ORDER, SUCCESSORS, Entry, Habits
 FORMAT = "eagle-edge habits 1"
 ADVICE = "give another file name"
 BYTES = 1 << 26  # habits.MOST contexts with all successors take 10 MB
-OFTEN = 4096  # rows that are learned before the file is written at the end of a generation
+OFTEN = 4096  # rows that are learned before the file is written at the end of a generation; chosen: no more are lost
 MOST_ROWS = 1.01 / (1 - FADE)  # faded sum of their number
 NO_TOKEN = -1  # fills short contexts from the left
 TYPES = {"contexts": np.int32, "counts": np.float32, "ends": np.int64, "ids": np.int32, "sums": np.float32}

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from eagle_runtime.base.tree import Float, Int
 
-GREEDY_COUNT = 8  # candidates where no tokens are watched, since the highest logit is the token
+GREEDY_COUNT = 8  # candidates where no tokens are watched, since the highest logit is the token; chosen, for ties
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import ConstraintError
 
+# Chosen; grammars.STACK suffices for so many bytes.
 MOST_BYTES = 64 * 1024  # of a schema, pattern or grammar in UTF-8
 MOST_DEPTH = 64  # of a schema's objects and lists in each other
 

@@ -15,7 +15,7 @@ from eagle_runtime.sampling.noise import Noise
 from eagle_runtime.sampling.race import Known, contains, decide, highest, rest_of_mass
 from eagle_runtime.sampling.scores import Row, Scores
 
-AHEAD = 8  # positions whose random numbers are made while the target's forward pass runs, at most
+AHEAD = 8  # positions whose random numbers are made while the target's forward pass runs, at most; chosen
 
 
 class DeviceDraws:

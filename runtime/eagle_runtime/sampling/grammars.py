@@ -27,10 +27,10 @@ from eagle_runtime.sampling.grammar_matcher import Matcher, one_line
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-SECONDS = 2.0  # that compiling may take
-START = 10.0  # seconds that another Python may take to start
+SECONDS = 2.0  # that compiling may take; chosen, as what somebody waits for
+START = 10.0  # seconds that another Python may take to start; chosen, for a busy machine
 STACK = 64 * 2**20  # bytes; rules that name each other in a chain of 64 KiB take about half
-MEMORY = 2**30  # bytes of address space of the process that tries a grammar
+MEMORY = 2**30  # bytes of address space of the process that tries a grammar; chosen
 CACHED = 16  # grammars per model; one of 64 KiB takes up to 40 MB
 # Of llguidance.LLParserLimits, beyond its defaults. A state of the lexer takes 1 to 2 KiB.
 LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
@@ -133,7 +133,8 @@ class Grammars:
             if not self._eos:
                 raise ConstraintError("the bundle names no end-of-sequence token, which constraints need")
             try:
-                self._unknown, tokens = _unknown_token(content), _count_tokens(content)
+                data = json.loads(content)
+                self._unknown, tokens = _unknown_token(data), _count_tokens(data)
                 # A tokenizer may have more tokens than the model has rows: masks are cut to the rows (Matcher).
                 self._tokenizer = LLTokenizer(content, n_vocab=max(self._vocab_size, tokens), eos_token=self._eos)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -157,9 +158,9 @@ def _grammar(constraint: Constraint) -> str:
         raise _refused(str(error)) from None
 
 
-def _unknown_token(tokenizer_json: str) -> int | None:
+def _unknown_token(tokenizer: dict[str, Any]) -> int | None:
     """The id that stands for text that a tokenizer lacks. llguidance forces it where a grammar asks for such text."""
-    model = json.loads(tokenizer_json)["model"]
+    model = tokenizer["model"]
     if "unk_id" in model:
         unknown: int | None = model["unk_id"]
         return unknown
@@ -167,12 +168,11 @@ def _unknown_token(tokenizer_json: str) -> int | None:
     return ids.get(model.get("unk_token"))
 
 
-def _count_tokens(tokenizer_json: str) -> int:
+def _count_tokens(tokenizer: dict[str, Any]) -> int:
     """One more than the highest id."""
-    data = json.loads(tokenizer_json)
-    vocab = data["model"]["vocab"]  # id of each token, or in a list at its id
+    vocab = tokenizer["model"]["vocab"]  # id of each token, or in a list at its id
     ids = list(vocab.values()) if isinstance(vocab, dict) else [len(vocab) - 1]
-    return 1 + max([*ids, *(token["id"] for token in data.get("added_tokens") or ())], default=-1)
+    return 1 + max([*ids, *(token["id"] for token in tokenizer.get("added_tokens") or ())], default=-1)
 
 
 def _may_take_long(constraint: Constraint) -> bool:

@@ -26,11 +26,11 @@ NEAR = 1e-12  # scores closer than this, but not equal, may have probabilities i
 SUM_ERROR = 2e-4  # relative, of the sum that a log-sum-exp stands for: twice what Candidates promises
 FP32_ERROR = 2.0**-21  # of a log-sum-exp by its own size: its terms and itself are rounded to fp32
 SLACK = 1e-6  # of a score, far above that of its logarithms
-MOST_SCORE = 500.0  # that native_draws looks at
+MOST_SCORE = 500.0  # that native_draws looks at, whose scores must stay below 1000
 MOST_TEMPERATURE = 1e6  # and its inverse the least, at which different logits have different scores
 ROUNDING_64 = 1e-14  # of a score by its own size, fp64
-NEAR_P = 1e-4  # of top-p: a sum so near to it may be on either side
-TRIED = 8  # contenders whose filters are looked at
+NEAR_P = 1e-4  # of top-p: a sum so near to it may be on either side; ten times the error of RowFilters._sum
+TRIED = 8  # contenders whose filters are looked at, chosen; then all scores are made
 FP32_MIN = float(np.finfo(np.float32).min)
 LOG_VOCABULARY = 16.0  # at least the logarithm of any V
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import tokenizers
 
 CONTEXT = 8  # tokens before the new ones that are decoded along; a split character has at most three
-WINDOW = 4 * CONTEXT  # tokens after which it is cut down to CONTEXT
-HELD = 48  # byte tokens of a run that are held back
+WINDOW = 4 * CONTEXT  # tokens after which it is cut down to CONTEXT; chosen
+HELD = 48  # byte tokens of a run that are held back; chosen: 12 characters of four bytes
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 

@@ -25,7 +25,7 @@ from eagle_runtime.trt.driver import CudaDriver
 from eagle_runtime.trt.fixed_shapes import PAST_STEP, round_up
 
 SLACK = 64  # rows after a cache's capacity: an accepted path comes with up to padding.KEPT_ROWS rows that are no rows
-SMALLEST = 1 << 12  # bytes; blocks for rows have sizes of powers of two, at least this
+SMALLEST = 1 << 12  # bytes; blocks for rows have sizes of powers of two, at least this; chosen
 
 
 class Device:

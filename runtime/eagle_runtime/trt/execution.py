@@ -19,7 +19,7 @@ from eagle_runtime.trt.engine_file import EngineSpec
 from eagle_runtime.trt.fixed_shapes import PassShape
 from eagle_runtime.trt.library import Messages, release
 
-SPARE_GRAPHS = 4  # captured graphs kept in addition to those of the shapes that were specialised
+SPARE_GRAPHS = 4  # captured graphs kept in addition to those of the shapes that were specialised; chosen
 
 
 class Execution:

@@ -17,6 +17,7 @@ from eagle_runtime.base.tree import Int, hiding
 
 Mask = npt.NDArray[np.floating]
 
+# Chosen, never measured: more sizes pad less, and take longer to specialise.
 PAST_STEP = 256  # rows: the shortest padded past, and the step of the longest
 TREE_ROWS = 64  # T up to which every row has logits; beyond are chunks of a prompt, whose last row alone has them
 TARGET_ROWS = (1, 16, 32, TREE_ROWS, 512)  # T of the target: one token, trees, chunks of a prompt

@@ -16,7 +16,7 @@ from eagle_runtime.trt.device import Device
 from eagle_runtime.trt.execution import concrete
 from eagle_runtime.trt.fixed_shapes import round_up
 
-GAP = 1 << 12  # bytes between two inputs that are copied along rather than beginning another copy
+GAP = 1 << 12  # bytes between two inputs that are copied along rather than beginning another copy; chosen
 
 
 class Inputs:

@@ -11,6 +11,7 @@ from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.trt.execution import Execution
 from eagle_runtime.trt.fixed_shapes import PAST_STEP
 
+# Chosen.
 MARGIN = 256 << 20  # bytes left to the driver, and to kernels that are compiled here, where weights are streamed
 ROUNDS = 8  # of fitting the weights that stay on the GPU: their number changes the scratch memory, and that the number
 
