@@ -53,38 +53,26 @@ if TYPE_CHECKING:
 
 # Module -> the public names that it defines: the imports above, for Python.
 _DEFINED = {
-    "bundle.fidelity": ("FidelityWarning",),
-    "sampling.constraint": ("Constraint",),
-    "app.conversation": ("Conversation",),
-    "core.drafter": ("Drafter",),
-    "drafting.shapes": ("DynamicTree", "StaticTree", "TreeShape"),
-    "app.eagle_model": ("EagleModel",),
-    "base.errors": (
-        "BackendError",
-        "BundleError",
-        "BusyError",
-        "ClosedError",
-        "ConstraintError",
-        "ContextError",
-        "ConversationFileError",
-        "EagleError",
-        "EagleWarning",
-        "MemoryLimitError",
-        "RequestError",
-        "TemplateError",
-    ),
-    "core.generate": ("Cycle",),
-    "app.result": ("Piece", "Result", "Stop", "Token", "Usage"),
-    "sampling.params": ("SamplingParams",),
-    "app.settings": ("Settings",),
-    "text.answer_form": ("AnswerForm", "ChatPrompt"),
-    "text.answer_reader": ("Part",),
-    "text.tools": ("ToolUse",),
-    "app.slots": ("Memory",),
-    "base.tree": ("Tree",),
-    "app.turn": ("Turn",),
+    "app.conversation": "Conversation",
+    "app.eagle_model": "EagleModel",
+    "app.result": "Piece Result Stop Token Usage",
+    "app.settings": "Settings",
+    "app.slots": "Memory",
+    "app.turn": "Turn",
+    "base.errors": "BackendError BundleError BusyError ClosedError ConstraintError ContextError ConversationFileError "
+    "EagleError EagleWarning MemoryLimitError RequestError TemplateError",
+    "base.tree": "Tree",
+    "bundle.fidelity": "FidelityWarning",
+    "core.drafter": "Drafter",
+    "core.generate": "Cycle",
+    "drafting.shapes": "DynamicTree StaticTree TreeShape",
+    "sampling.constraint": "Constraint",
+    "sampling.params": "SamplingParams",
+    "text.answer_form": "AnswerForm ChatPrompt",
+    "text.answer_reader": "Part",
+    "text.tools": "ToolUse",
 }
-_MODULES = {name: module for module, names in _DEFINED.items() for name in names}
+_MODULES = {name: module for module, names in _DEFINED.items() for name in names.split()}
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless the application asks
 

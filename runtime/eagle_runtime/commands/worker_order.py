@@ -31,30 +31,15 @@ ARGUMENTS = {
     "cancel": {"target"},
     "count_tokens": {"prompt", "messages"},
     "generate": {
-        "prompt",
-        "messages",
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
-        "tool_format",
-        "template_kwargs",
-        "conversation",
-        "message",
-        "results",
-        "regenerate",
-        *SETTINGS,
+        "prompt", "messages", "tools", "tool_choice", "parallel_tool_calls", "tool_format", "template_kwargs",
+        "conversation", "message", "results", "regenerate", *SETTINGS,
     },
     "conversation": {"action", *(name for names in ACTIONS.values() for name in names)},
-}
+}  # fmt: skip
 KINDS = {
-    "messages": list,
-    "tools": list,
-    "results": dict,
-    "template_kwargs": dict,
-    "path": str,
-    "conversation": str,
+    "messages": list, "tools": list, "results": dict, "template_kwargs": dict, "path": str, "conversation": str,
     "action": str,
-}
+}  # fmt: skip
 LONGEST_ID = 256  # characters; it comes back in every line
 
 

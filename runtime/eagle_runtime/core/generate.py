@@ -82,21 +82,6 @@ def asking(
         yield Cycle(tree, step, grown - started, verified - grown, clock() - verified)
 
 
-def steps(
-    state: DecodingState,
-    drafter: Drafter,
-    sampler: Sampler,
-    prompt: Sequence[int],
-    clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[Reading | Cycle]:
-    """As `asking`, with every tree verified in a forward pass of its own."""
-    for event in asking(state, drafter, sampler, prompt, clock):
-        if isinstance(event, Verification):
-            event.run()
-        else:
-            yield event
-
-
 def generate(
     state: DecodingState,
     drafter: Drafter,
@@ -104,5 +89,9 @@ def generate(
     prompt: Sequence[int],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Cycle]:
-    """The cycles of `steps` alone."""
-    return (event for event in steps(state, drafter, sampler, prompt, clock) if isinstance(event, Cycle))
+    """The cycles of `asking` alone, every tree verified in a forward pass of its own."""
+    for event in asking(state, drafter, sampler, prompt, clock):
+        if isinstance(event, Verification):
+            event.run()
+        elif isinstance(event, Cycle):
+            yield event

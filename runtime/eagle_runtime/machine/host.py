@@ -63,16 +63,7 @@ def free_memory() -> int | None:
 def _free_on_machine() -> int | None:
     if sys.platform == "win32":
         return (_windows_memory() or [0] * 3)[2] or None
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return None
+    return _meminfo().get("MemAvailable") or _physical_memory()
 
 
 def total_memory() -> int | None:
@@ -81,14 +72,24 @@ def total_memory() -> int | None:
     if sys.platform == "win32":
         status = _windows_memory()
         return None if status is None else status[3]  # bytes that all processes together may commit
-    try:
-        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-        memory, swap = (1024 * int(fields[name].split()[0]) for name in ("MemTotal", "SwapTotal"))
+    memory, swap = (_meminfo().get(name) for name in ("MemTotal", "SwapTotal"))
+    if memory is not None and swap is not None:
         return (_least(memory, memory_limit()) or 0) + (_least(swap, swap_limit()) or 0)
-    except (OSError, ValueError, KeyError):
-        pass
+    return None if (physical := _physical_memory()) is None else 2 * physical
+
+
+def _meminfo() -> dict[str, int]:
+    """The bytes that Linux reports by their names; nothing elsewhere."""
     try:
-        return 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return {name: 1024 * int(rest.split()[0]) for name, rest in (line.split(":", 1) for line in lines)}
+    except (OSError, ValueError, IndexError):
+        return {}
+
+
+def _physical_memory() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return None
 

@@ -12,7 +12,7 @@ from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.text.call_formats import CallFormat, format_named, recognised
 from eagle_runtime.text.tokenizer import Message, Text
-from eagle_runtime.text.tools import Tool, ToolUse
+from eagle_runtime.text.tools import ToolUse
 
 THINK = ("<think>", "</think>")
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -56,7 +56,9 @@ def chat_prompt(
     if form.results is not None:
         chat = _results_of_user(chat, *form.results)
     if use is not None:
-        tools = [dict(tool.data) if form.functions_alone else _whole(tool) for tool in use.tools]
+        tools = [dict(tool.data) for tool in use.tools]
+        if not form.functions_alone:
+            tools = [{"type": "function", "function": tool} for tool in tools]
         if form.tools_as == "tools":
             offered = tools
         elif form.tools_as == "xml_tools":
@@ -67,10 +69,6 @@ def chat_prompt(
     return ChatPrompt(
         rendered, AnswerForm(form, use, THINK[1] in source, rendered.rstrip().endswith(THINK[0]) and THINK[1] in source)
     )
-
-
-def _whole(tool: Tool) -> dict[str, Any]:
-    return {"type": "function", "function": dict(tool.data)}
 
 
 def _message(message: Message, form: CallFormat, knows_calls: bool, where: str) -> dict[str, Any]:

@@ -56,7 +56,6 @@ class AnswerReader:
         self.reasoning = self.content = ""
         self.calls: list[ToolCall] = []
         self._format = form.format if form.use is not None else None
-        self._think = form.thinks
         self._shown = {token: SPECIAL + text for text, token in specials.items()}
         marked = _Marking(specials)
         self._open, self._close = (marked(tag) for tag in THINK)
