@@ -72,7 +72,7 @@ class EagleModel:
         self.text = bundle.text
         self.bundle = bundle
         self._engines = bundle.engines
-        self._engines.users.add(self)
+        self._engines.add_user(self)
         self._state = bundle.state()
         bundle.costs.share(lambda rounds=bundle.engines.rounds: rounds.others)  # type: ignore[misc]
         self._scheduler = Scheduler(self._engines)

@@ -30,7 +30,7 @@ class Engines:
     """Sessions, and the queue of callers that want to run a step on them."""
 
     def __init__(self, sessions: Sequence[Session]) -> None:
-        self.users: weakref.WeakSet[object] = weakref.WeakSet()  # models with caches in the engines' memory
+        self._users: weakref.WeakSet[object] = weakref.WeakSet()  # models with caches in the engines' memory
         self._sessions = list(sessions)
         self._others: list[Session] = []  # that are used in steps of these engines too
         self._queue = TicketQueue()
@@ -46,6 +46,10 @@ class Engines:
         """The session of the target and, if there is one, of the head. Raises ClosedError."""
         self.check()
         return tuple(self._sessions)
+
+    def add_user(self, model: object) -> None:
+        """A model has caches in the engines' memory."""
+        self._users.add(model)
 
     def take(self, others: Engines) -> None:
         """Use the sessions of other engines in steps of these, and free them with these; the others are not to be used
@@ -108,7 +112,7 @@ class Engines:
         """Called in a forked process: make the engines unusable. An extra reference keeps them and their users until
         the process ends."""
         self._forked = True
-        for owner in (self, *self.users):
+        for owner in (self, *self._users):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
 
     def _free(self) -> None:
