@@ -51,7 +51,7 @@ class Slot:
         if not shared:
             state.release()
             for cache in state.caches:
-                cache.watch_growth(self._before_growth)
+                cache.watch_growth(lambda nbytes: slots.make_room(self, nbytes))
 
     @property
     def nbytes(self) -> int:
@@ -123,9 +123,6 @@ class Slot:
             for cache in self.state.caches:
                 cache.watch_growth(None)  # which refers to this slot: both would wait for the collector
         self._slots.remove(self)
-
-    def _before_growth(self, nbytes: int) -> None:
-        self._slots.make_room(self, nbytes)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.drafting.cost_measurement import CycleTimer
 from eagle_runtime.drafting.cost_storage import CostSource
-from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
+from eagle_runtime.drafting.method import Method, Trees
 
 
 class NoDraft(Drafter):
@@ -30,8 +30,4 @@ class NoDraft(Drafter):
         self._timer.end(1)
 
 
-def _vanilla(choice: Choice, parts: Parts) -> Drafter:
-    return NoDraft(parts.costs)
-
-
-VANILLA = Method("vanilla", (Trees((), "nothing", _vanilla),), drafts_nothing=True)
+VANILLA = Method("vanilla", (Trees((), "nothing", lambda choice, parts: NoDraft(parts.costs)),), drafts_nothing=True)

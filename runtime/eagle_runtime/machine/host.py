@@ -57,13 +57,9 @@ def _detected() -> set[str]:
 def free_memory() -> int | None:
     """Returns the bytes of memory that can still be used: on other systems than Linux and Windows, all physical memory;
     None if unknown."""
-    return _least(_free_on_machine(), memory_left())
-
-
-def _free_on_machine() -> int | None:
     if sys.platform == "win32":
         return (_windows_memory() or [0] * 3)[2] or None
-    return _meminfo().get("MemAvailable") or _physical_memory()
+    return _least(_meminfo().get("MemAvailable", _physical_memory()), memory_left())
 
 
 def total_memory() -> int | None:

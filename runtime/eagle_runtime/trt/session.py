@@ -22,7 +22,7 @@ from eagle_runtime.trt.block_session import BlockSession
 from eagle_runtime.trt.device import Device, cache_rows
 from eagle_runtime.trt.draft_session import DraftSession
 from eagle_runtime.trt.driver import CudaDriver
-from eagle_runtime.trt.engine_file import EngineFolder, EngineSpec, TableSpec, find_engines
+from eagle_runtime.trt.engine_file import EngineFolder, EngineSpec, find_engines
 from eagle_runtime.trt.engine_session import Opened
 from eagle_runtime.trt.execution import Execution
 from eagle_runtime.trt.fixed_shapes import HEAD_ROWS, TARGET_ROWS, Steps, past_steps, rows_up_to
@@ -88,11 +88,8 @@ def start_sessions(trt: Any, driver: CudaDriver, folder: EngineFolder, manifest:
 
 def _tables(folder: EngineFolder, engine: EngineSpec) -> Mapping[str, npt.NDArray[Any]]:
     """Returns an engine's tables, memory-mapped. Their hashes were verified."""
-
-    def table(spec: TableSpec) -> npt.NDArray[Any]:
-        return np.memmap(folder.folder / spec.file, spec.dtype, "r", shape=spec.shape)
-
-    return {name: table(spec) for name, spec in engine.tables.items()}
+    tables = engine.tables.items()
+    return {name: np.memmap(folder.folder / one.file, one.dtype, "r", shape=one.shape) for name, one in tables}
 
 
 def _kernel_file(engine: EngineSpec, compute_capability: str) -> Path | None:
