@@ -15,7 +15,7 @@ import numpy as np
 
 from eagle_runtime.base.errors import RequestError
 
-_SHORT = reprlib.Repr()
+_SHORT = reprlib.Repr()  # sizes chosen for one line of a terminal
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 4
 _SHORT.maxlevel = 1
