@@ -7,8 +7,8 @@
 //            position_ids [1, T] int64, the first being the number of committed columns; of the second form P - L + T
 //            columns are committed, whatever the positions
 //            tree_mask [1, 1, T, T] fp32: a row sees the new rows at which it is above -1; of the second form
-//            [1, 1, T, L]: the last L - T rows of the past belong to the tree too; of the first form [1, 1, T, T + 1] for
-//            rows of several texts, whose last column numbers the text of a row, from 0 on: see eagle_next_pass
+//            [1, 1, T, L]: the last L - T rows of the past belong to the tree too; [1, 1, T, T + 1] for rows of several
+//            texts that were announced (eagle_next_pass), whose last column numbers the text of a row, from 0 on
 //            cosine and sine [1, T, D / 2] fp32, or neither: q and k are rotated already
 //   outputs  [1, T, heads * D], new keys and new values [1, T, kv_heads, D], fp32; with a past in fp16 the nearest values
 //            that it has, beyond its range the largest
@@ -119,17 +119,19 @@ ort::Status read(const Heads& node, Pass* pass, Attention* job, const float** ma
   if (!(by_rows ? lay_out_rows(node, keys, values, job) : lay_out_heads(node, keys, values, job)))
     return ort::error("ExactTreeAttention: past keys or values have another shape or type");
   const int64_t seen = tree.rank == 4 ? tree.dims[3] : 0;
+  *several = text_count > 0 && seen == rows + 1;
   if (!positions.is(ort::INT64, 2) || positions.dims[0] != 1 || positions.dims[1] != rows || !tree.is(ort::FLOAT, 4) ||
       tree.dims[0] != 1 || tree.dims[1] != 1 || tree.dims[2] != rows || seen < rows ||
-      seen > rows + (by_rows ? j.columns : text_count > 0))
+      seen > rows + (*several  ? 1
+                     : by_rows ? j.columns
+                               : 0))
     return ort::error("ExactTreeAttention: position_ids or tree_mask have another shape or type");
   const bool rotates = cosine.data != nullptr || sine.data != nullptr;
   const ort::Tensor* tables[] = {&cosine, &sine};
   for (const ort::Tensor* t : tables)
     if (rotates && (!t->is(ort::FLOAT, 3) || t->dims[0] != 1 || t->dims[1] != rows || t->dims[2] * 2 != D || D % 16))
       return ort::error("ExactTreeAttention: cosine or sine have another shape or type");
-  *several = !by_rows && seen > rows;
-  j.rows = rows, j.earlier = by_rows ? seen - rows : 0;
+  j.rows = rows, j.earlier = by_rows && !*several ? seen - rows : 0;
   j.heads = node.heads, j.kv_heads = node.kv_heads, j.width = D, j.window = node.window;
   j.scale = node.scale, j.cap = node.cap;
   j.positions = static_cast<const int64_t*>(positions.data);
@@ -231,7 +233,7 @@ ort::Status narrow_to(const Seen& seen, int64_t i, const Heads& node, Attention*
   j.past_keys = reinterpret_cast<const void*>(own.keys + layer * own.key_layer);
   j.past_values = reinterpret_cast<const void*>(own.values + layer * own.value_layer);
   j.columns = own.columns, j.committed = own.committed;
-  j.key_head = j.value_head = j.columns * D, j.value_piece = j.columns * j.cut;
+  if (j.value_piece > 0) j.key_head = j.value_head = j.columns * D, j.value_piece = j.columns * j.cut;
   j.rows = seen.rows, j.positions += row;
   j.q += row * node.heads * D, j.out += row * node.heads * D;
   j.k += from, j.v += from, j.new_keys += from, j.new_values += from;

@@ -77,6 +77,28 @@ def test_rows_have_the_bits_that_they_have_alone(heads: Heads, instruction_set: 
                 np.testing.assert_array_equal(together[name], np.concatenate(parts, 1))
 
 
+@pytest.mark.parametrize("heads", [heads for heads in HEADS if not heads.window and not heads.half])
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_rows_of_heads_have_the_bits_that_they_have_alone(heads: Heads, instruction_set: str) -> None:
+    """Where caches hold row after row, as those of draft heads do."""
+    rng = np.random.default_rng(heads.width)
+    texts = []
+    for length, count in ((130, 5), (1, 1), (300, 40)):
+        shape = (length, heads.kv_heads, heads.width)
+        past = (rng.standard_normal(shape).astype(np.float32), rng.standard_normal(shape).astype(np.float32))
+        texts.append(heads.level(heads.feeds(heads.rows(rng, count), past, range(-1, count - 1), spare=0), past, 0))
+    with instructions(instruction_set):
+        session = heads.session(by_rows=True)
+        alone = [session.run(None, one) for one in texts]
+        for order in ([0, 1, 2], [2, 0]):
+            some = [texts[i] for i in order]
+            announce(some, [one["keys"].shape[1] for one in some])
+            together = session.run(None, joined(some))
+            announce([], [])
+            for name, parts in enumerate(zip(*(alone[i] for i in order), strict=True)):
+                np.testing.assert_array_equal(together[name], np.concatenate(parts, 1))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

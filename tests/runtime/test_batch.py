@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,23 @@ import pytest
 from conftest import needs_operators
 from eagle_runtime import ClosedError, ContextError, EagleModel, RequestError
 from eagle_runtime.base.tree import Tree
-from eagle_runtime.drafting.cost_model import LARGEST, Costs, Timings, shared
+from eagle_runtime.core.head import Proposal, run_head_passes
+from eagle_runtime.core.rounds import Timed
+from eagle_runtime.core.session import Session
+from eagle_runtime.drafting.cost_learning import unknown
+from eagle_runtime.drafting.cost_model import (
+    CONTEXTS,
+    HEAD_ROWS,
+    LARGEST,
+    TARGET_ROWS,
+    Costs,
+    Pass,
+    Timings,
+    shared,
+)
+from eagle_runtime.drafting.cost_storage import LearnedCosts
+from eagle_runtime.drafting.head import Head
+from eagle_runtime.opening.joined_heads import check_head
 from eagle_runtime.ort.session import OrtSession
 from patience import PATIENCE_S
 
@@ -68,6 +85,62 @@ def test_trees_of_several_texts_are_verified_in_one_pass(
         for _ in model.batch(PROMPTS[:4], width=4, max_new_tokens=40, ignore_eos=True, temperature=0.0):
             pass
     assert max(sizes) == 4
+
+
+def read(session: Session, number: int) -> Head:
+    """A head that has read a text and has three rows more to read."""
+    head = Head(session, 200, 50)
+    rng = np.random.default_rng(number)
+    width = int(session.inputs["features"].shape[2])
+    head.note(rng.standard_normal((7 + 4 * number, width)).astype(np.float32))
+    head.catch_up(list(range(1, 9 + 4 * number)))
+    head.note(rng.standard_normal((3, width)).astype(np.float32))
+    return head
+
+
+@needs_operators
+def test_heads_of_several_texts_read_in_one_pass(bundle_of: Callable[..., Path]) -> None:
+    """What they propose, then and after, is what each proposes that reads alone."""
+    with EagleModel.load(bundle_of("eagle3", "int4"), backend="native", threads=1, context=256) as model:
+        session = model.sessions[1]
+        texts = [list(range(1, 12 + 4 * number)) for number in range(3)]
+        alone, joined = ([read(session, number) for number in range(3)] for _ in range(2))
+        expected = [head.catch_up(tokens) for head, tokens in zip(alone, texts, strict=True)]
+        passes = [head.reading(tokens) for head, tokens in zip(joined, texts, strict=True)]
+        assert all(one is not None for one in passes)
+        run_head_passes([one for one in passes if one is not None])
+        run_head_passes([one for one in passes if one is not None])  # as after an interrupt: nothing is read twice
+        for head, other, tokens, one in zip(joined, alone, texts, expected, strict=True):
+            assert head.unread == 0 and head.cache.length == other.cache.length
+            same(head.catch_up(tokens), one)
+            for reader in (head, other):
+                reader.note(np.ones((2, np.asarray(one.hidden).shape[1]), np.float32))
+            same(head.catch_up([*tokens, 5, 6]), other.catch_up([*tokens, 5, 6]))
+
+
+def same(one: Proposal, other: Proposal) -> None:
+    assert one.position == other.position
+    for name in ("tokens", "log_probs", "hidden"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+@needs_operators
+def test_a_head_that_does_not_join_texts_reads_alone(
+    bundle_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with operators that were not made for it."""
+    with EagleModel.load(bundle_of("eagle3", "int4"), backend="native", threads=1, context=256) as model:
+        session = model.sessions[1]
+        head = read(session, 0)
+        assert head.reading(list(range(1, 12))) is not None
+        together = OrtSession.run_together
+
+        def swapped(session: OrtSession, passes: Any) -> Any:
+            return together(session, passes)[::-1]
+
+        monkeypatch.setattr(OrtSession, "run_together", swapped)
+        check_head(session)
+        assert read(session, 0).reading(list(range(1, 12))) is None
 
 
 def test_requests_are_checked_before_anything_runs(model: EagleModel) -> None:
@@ -186,10 +259,44 @@ def test_a_prompt_is_read_in_short_chunks_while_others_decode(bundle_of: Callabl
 
 def test_what_other_texts_leave_of_a_pass() -> None:
     """Rows of a pass cost 5 ms for the first four together, and 1 ms each beyond: of three texts each has a third of
-    5 ms, and pays for what it adds to three rows."""
+    5 ms, and pays a third of what it costs that all have as many rows as it has."""
     rows = (1, 4, LARGEST)
     costs = Costs(Timings(rows, (64,), ((5.0, 5.0, 65.0),)), None)
     table = shared(costs, 2).target.at(64)
-    np.testing.assert_allclose(table[1:4], [5 / 3, 5 / 3, 5 / 3 + 1])
+    np.testing.assert_allclose(table[1:4], [5 / 3, 7 / 3, 10 / 3])
     assert table[LARGEST] - table[LARGEST - 16] == pytest.approx(16)
     assert shared(costs, 2).plain_at(64) == pytest.approx(5 / 3)
+
+
+def test_rows_that_all_texts_have_more() -> None:
+    """Of four texts that have two rows each, each pays its part of eight; one that has two alone, the fifth."""
+    rows = (1, 4, 5, 8, LARGEST)
+    cheap_fifth = Costs(Timings(rows, (64,), ((4.0, 4.0, 4.0, 8.0, 64.0),)), None)
+    np.testing.assert_allclose(shared(cheap_fifth, 3).target.at(64)[1:3], [1, 2])
+    expensive_fifth = Costs(Timings(rows, (64,), ((4.0, 4.0, 8.0, 8.0, 64.0),)), None)
+    np.testing.assert_allclose(shared(expensive_fifth, 3).target.at(64)[1:3], [1, 5])
+
+
+def test_passes_of_several_texts_teach_what_their_rows_cost() -> None:
+    """The table says that a ninth row is as cheap as the eighth. Passes of eight texts show that it costs as much as
+    four; a text alone learns nothing from them."""
+    line = tuple(1.0 + 0.1 * rows for rows in TARGET_ROWS)
+    head = Timings(HEAD_ROWS, CONTEXTS, ((0.2,) * len(HEAD_ROWS),) * 2)
+    costs = LearnedCosts(unknown(Costs(Timings(TARGET_ROWS, CONTEXTS, (line, line)), head)))
+    timed: deque[Timed] = deque()
+    alone, others = costs.now, 7
+    costs.share(lambda: others, timed)
+
+    def second_row() -> float:
+        table = costs.now.target.at(64)
+        return float((table[2] - table[1]) / table[1])
+
+    before = second_row()
+    for _ in range(40):
+        timed += [Timed(8, 64, 1.8), Timed(9, 64, 2.2)]
+        costs.learn([Pass("target", 1, 64, 9.0)])
+        assert costs.now.target.at(64)[1] < 1.0
+    assert not timed
+    assert second_row() > 1.5 * before
+    others = 0
+    assert costs.now is alone

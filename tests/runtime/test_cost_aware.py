@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ class Recording(CostAwareDrafter):
         super().learn(step)
 
     def lose(self) -> None:
-        self._gain.note(1, 10.0)
+        self._gain(0).note(1, 10.0)
 
 
 def decode(
@@ -80,7 +81,7 @@ def decode(
     acceptance = AcceptanceStats() if acceptance is None else acceptance
     draft = Head(FakeHead(head, top_k=4), 600, 200)
     fixed = FixedCosts(costs)
-    fixed.share(lambda: others)
+    fixed.share(lambda: others, deque())
     drafter = Recording(draft, fixed, acceptance, top_k=4, lookup=lookup)
     sampler = Sampler(SamplingParams(), [1, 2, 3], VOCAB)
     tokens, trees, cost = [], [], 0.0
@@ -297,6 +298,16 @@ def test_pauses_grow_while_drafts_lose_and_are_short_again_once_they_pay() -> No
     while not (count := paused(gain)):
         gain.note(1, 4.0)
     assert count == FEWEST
+
+
+def test_drafts_that_lose_where_texts_share_passes_pause_there_alone() -> None:
+    acceptance = AcceptanceStats()
+    _, useless, _ = decode(TARGET, USELESS, CHEAP, 100, lookup=False, acceptance=acceptance, others=3)
+    assert sum(tree.num_nodes == 1 for tree in useless[-40:]) > 30
+    assert acceptance.shared_gain(3).tokens < acceptance.shared_gain(2).tokens
+    tokens, good, _ = decode(TARGET, GOOD, CHEAP, 60, lookup=False, others=3)
+    assert tokens == plain(TARGET, len(tokens))
+    assert all(tree.num_nodes > 1 for tree in good[1:])
 
 
 def test_a_text_begins_with_what_drafts_of_others_gained() -> None:

@@ -12,11 +12,12 @@ from eagle_runtime.app.request import Request
 from eagle_runtime.app.result import Piece, Result, usage_of
 from eagle_runtime.app.turn import TurnState
 from eagle_runtime.core.generate import Cycle, Reading
+from eagle_runtime.core.head import HeadPass
 from eagle_runtime.core.rounds import Asked
 from eagle_runtime.core.scheduler import Lease, Scheduler
 from eagle_runtime.core.target import Verification
 
-Work = Iterator[Reading | Cycle | Verification]
+Work = Iterator[Reading | Cycle | HeadPass | Verification]
 
 
 def decode(
@@ -45,7 +46,7 @@ def decode(
                 if event is None:
                     output.finish("cancelled" if state.cancelled else "context_full")
                     break
-                assert not isinstance(event, Verification | Asked), "a round runs it"
+                assert not isinstance(event, Verification | HeadPass | Asked), "a round runs it"
                 if isinstance(event, Reading):
                     if request.on_prefill is not None:
                         left = time.perf_counter()

@@ -74,7 +74,8 @@ class EagleModel:
         self._engines = bundle.engines
         self._engines.add_user(self)
         self._state = bundle.state()
-        bundle.costs.share(lambda rounds=bundle.engines.rounds: rounds.others)  # type: ignore[misc]
+        rounds = bundle.engines.rounds
+        bundle.costs.share(lambda rounds=rounds: rounds.others, rounds.timed)  # type: ignore[misc]
         self._scheduler = Scheduler(self._engines)
         own = self._new_state if bundle.on_cpu else None
         self.slots = Slots(self._engines, own, (self._state, self._scheduler), bundle.kv_budget)

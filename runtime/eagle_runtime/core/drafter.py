@@ -10,6 +10,7 @@ from typing import Protocol
 
 from eagle_runtime.base.tree import Float, Tree
 from eagle_runtime.core.accept import Step
+from eagle_runtime.core.head import HeadPass
 
 
 class Drafter(Protocol):
@@ -23,6 +24,11 @@ class Drafter(Protocol):
     def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         """Returns a tree of at most max_nodes nodes (2 or more) whose root is tokens[-1]. tokens: all so far, prompt
         included."""
+
+    def reading(self, tokens: Sequence[int]) -> HeadPass | None:
+        """Called before `grow`, with the same tokens. Returns the forward pass that `grow` would begin with, for the
+        caller to run before, together with those of other texts; None where there is none."""
+        return None
 
     def learn(self, step: Step) -> None:
         """Called after every verification with what was accepted of the tree, and the logits of all its nodes."""

@@ -12,6 +12,7 @@ from eagle_runtime.base.tree import Tree, root_only
 from eagle_runtime.core.accept import Step, accept
 from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.drafter import Drafter
+from eagle_runtime.core.head import HeadPass, run_head_passes
 from eagle_runtime.core.target import Verification
 from eagle_runtime.sampling.sampler import Sampler
 
@@ -43,11 +44,11 @@ def asking(
     prompt: Sequence[int],
     clock: Callable[[], float] = time.perf_counter,
     others: Callable[[], int] = lambda: 0,
-) -> Iterator[Reading | Cycle | Verification]:
+) -> Iterator[Reading | Cycle | HeadPass | Verification]:
     """Decode without end: yields one Cycle after another until the cache is full. The first one is the prompt's: its
     tree is the prompt's last token alone, and it emits the first token. Before it comes one Reading for every chunk of
-    the prompt but the last; before every other Cycle comes the Verification that it needs, which the caller runs before
-    it goes on. The caller decides when to stop.
+    the prompt but the last; before every other Cycle comes the Verification that it needs, and before that a HeadPass
+    that its tree may need, which the caller runs before it goes on. The caller decides when to stop.
 
     state: of the prompt's beginning, whatever else; after each Cycle it holds the text up to there. clock: returns
     seconds. others: returns how many other texts wait for this one's next event (DecodingState.read)."""
@@ -67,6 +68,8 @@ def asking(
     while target.cache.room > 0:
         started = clock()
         room = target.cache.room  # a tree never needs more rows than are left: it shrinks, in the end to its root
+        if room > 1 and (reading := drafter.reading(tokens)) is not None:
+            yield reading
         tree = drafter.grow(tokens, room) if room > 1 else root_only(tokens[-1])
         grown = clock()
         wanted = Verification(target, tree, sampler)
@@ -89,9 +92,11 @@ def generate(
     prompt: Sequence[int],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Cycle]:
-    """The cycles of `asking` alone, every tree verified in a forward pass of its own."""
+    """The cycles of `asking` alone, with every pass run for itself."""
     for event in asking(state, drafter, sampler, prompt, clock):
         if isinstance(event, Verification):
             event.run()
+        elif isinstance(event, HeadPass):
+            run_head_passes([event])
         elif isinstance(event, Cycle):
             yield event

@@ -6,16 +6,16 @@ Shapes: R rows that are proposed for, k proposed tokens per row, Hd width of fea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.base.tree import Float, Int
 from eagle_runtime.core.cache import Cache
-from eagle_runtime.core.session import Weights
+from eagle_runtime.core.session import JoiningSession, Session, Weights
 from eagle_runtime.core.target import Features
 
 # Rows that the head reads in one forward pass. Proposals depend on near tokens, heads are trained on short texts, and
@@ -99,6 +99,37 @@ class AheadReader(Protocol):
 
     def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int], rows: int | None = None) -> Proposal:
         """As DraftHead.catch_up, but returns the proposal after `ahead`, which follow the root: at most most_ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPass:
+    """A forward pass of a head's session that joins texts. take: is called with the outputs, which stay valid until it
+    returns."""
+
+    session: Session
+    feeds: Mapping[str, Any]
+    cache: Cache
+    take: Callable[[Mapping[str, Any]], None]
+
+
+def run_head_passes(passes: Sequence[HeadPass]) -> None:
+    """Run passes of several texts as one of their common session, or one alone. Raises BackendError."""
+    if len(passes) == 1:
+        passes[0].take(passes[0].session.run(passes[0].feeds, passes[0].cache))
+        return
+    session = cast(JoiningSession, passes[0].session)
+    outputs = session.run_together([(one.feeds, one.cache) for one in passes])
+    for one, out in zip(passes, outputs, strict=True):
+        one.take(out)
+
+
+@runtime_checkable
+class JoinedReader(Protocol):
+    """A head whose next `catch_up` may share its forward pass with those of other texts."""
+
+    def reading(self, tokens: Sequence[int]) -> HeadPass | None:
+        """Returns the pass of the next `catch_up` of the same tokens, which then returns its proposal and runs none;
+        None where that runs its own."""
 
 
 class ForgettingHead(DraftHead, Protocol):

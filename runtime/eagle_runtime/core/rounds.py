@@ -1,23 +1,27 @@
 """Generations that want their next item at the same time get it in one round: their trees are verified in one forward
-pass, where the session can do that.
+pass, where the session can do that, and their heads read what was verified in another.
 
 Whoever's turn on the engines comes first leads: it waits a moment for generations that are about to ask, advances all
-that wait up to their verification, runs the pass, and advances them to their items. A row has the bits that it has
-alone, so nobody's text depends on who was there.
+that wait up to their heads' reading and then to their verification, runs these passes, and advances them to their
+items. A row has the bits that it has alone, so nobody's text depends on who was there.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
+from eagle_runtime.core.head import HeadPass, run_head_passes
 from eagle_runtime.core.session import JoiningSession
 from eagle_runtime.core.target import Verification, verify_together
 from eagle_runtime.core.ticket_queue import this_thread
 
 PATIENCE_S = 0.003  # that a round waits for generations which asked again as quickly the last time
+TIMED = 64  # passes that are remembered until somebody looks
+Pass = TypeVar("Pass", Verification, HeadPass)
 Advance = Callable[[], list[Any]]  # returns the next item in a list, which is empty at the end
 
 
@@ -32,25 +36,25 @@ class Member:
 
 
 class Asked:
-    """A member's wish for its next item, which Rounds.serve grants. wanted: the verification that it needs before;
-    done: whether `items` or `error` is there."""
+    """A member's wish for its next item, which Rounds.serve grants. wanted: the pass that it needs before; done:
+    whether `items` or `error` is there."""
 
     def __init__(self, member: Member, advance: Advance) -> None:
         self.member = member
         self.items: list[Any] = []
         self.error: Exception | None = None
-        self.wanted: Verification | None = None
+        self.wanted: Verification | HeadPass | None = None
         self.done = False
         self._advance = advance
 
     def advance(self) -> None:
-        """Go on, up to a verification that is wanted or to the next item."""
+        """Go on, up to a pass that is wanted or to the next item."""
         try:
             items = self._advance()
         except Exception as error:
             self.error, self.done = error, True
             return
-        self.wanted = items[0] if items and isinstance(items[0], Verification) else None
+        self.wanted = items[0] if items and isinstance(items[0], Verification | HeadPass) else None
         if self.wanted is None:
             self.items, self.done = items, True
 
@@ -67,8 +71,17 @@ class Asked:
         return self.items
 
 
+class Timed(NamedTuple):
+    """A pass that has verified trees of several texts. rows: of all; context: committed rows of a text, in the mean."""
+
+    rows: int
+    context: int
+    seconds: float
+
+
 class Rounds:
-    """others: how many other generations take part in the round that runs now."""
+    """others: how many other generations take part in the round that runs now. timed: the passes of late, for whoever
+    learns what they cost, and removes them."""
 
     def __init__(self, step: Callable[[Callable[[], None]], None], session: object) -> None:
         """step: calls a function when it is the caller's turn on the engines (Engines.step). session: the target's."""
@@ -78,6 +91,7 @@ class Rounds:
         self._waiting: list[Asked] = []
         self._changed = threading.Condition()
         self.others = 0
+        self.timed: deque[Timed] = deque(maxlen=TIMED)
 
     @property
     def joins(self) -> bool:
@@ -134,20 +148,20 @@ class Rounds:
         for asked in round_of:
             if asked.wanted is None:
                 asked.advance()
-        wanting = [asked for asked in round_of if asked.wanted is not None and not asked.done]
-        wanted = [asked.wanted for asked in wanting if asked.wanted is not None]
-        wanted.sort(key=lambda one: id(one.target))  # the same caches in the same places: less to bind
-        try:
-            if len(wanted) == 1:
-                wanted[0].run()
-            elif wanted:
-                verify_together(wanted)
-        except Exception as error:
-            for asked in wanting:
-                asked.fail(error)
-        for asked in wanting:
-            if not asked.done:
-                asked.advance()
+        # Those that an interrupt kept waiting may want to be verified already.
+        _grant(round_of, HeadPass, run_head_passes)
+        _grant(round_of, Verification, self._verify)
+
+    def _verify(self, wanted: Sequence[Verification]) -> None:
+        if len(wanted) == 1:
+            wanted[0].run()
+            return
+        began = time.perf_counter()
+        # the same caches in the same places: less to bind
+        verify_together(sorted(wanted, key=lambda one: id(one.target)))
+        rows = sum(one.tree.num_nodes for one in wanted)
+        context = sum(one.target.cache.length for one in wanted) // len(wanted)
+        self.timed.append(Timed(rows, context, time.perf_counter() - began))
 
     def _wait_for_others(self) -> None:
         """Wait until the members that are about to ask have asked."""
@@ -163,3 +177,18 @@ class Rounds:
                 ):
                     return
                 self._changed.wait(left)
+
+
+def _grant(round_of: Sequence[Asked], kind: type[Pass], run: Callable[[Sequence[Pass]], None]) -> None:
+    """Run the passes of a kind that are wanted, and advance those who wanted them."""
+    both = [(asked, asked.wanted) for asked in round_of if not asked.done and isinstance(asked.wanted, kind)]
+    if not both:
+        return
+    try:
+        run([wanted for _, wanted in both])
+    except Exception as error:
+        for asked, _ in both:
+            asked.fail(error)
+    for asked, _ in both:
+        if not asked.done:
+            asked.advance()

@@ -62,9 +62,18 @@ class AcceptanceStats:
         self._counts = np.zeros((2, bins))  # of proposed tokens: the sums of their chances, and those accepted
         self._log_ratios = np.zeros(bins, np.float32)  # of accepted to expected, the prior included
         self._matches = PRIOR * np.stack([np.ones(len(MATCHED)), MATCHED])  # tokens of matches tried, and accepted
-        self.usual_gain = UsualGain()
+        self._usual_gains = {0: UsualGain()}
         self.noise_weight = NoiseWeight()
         self.levels = LevelGains()
+
+    @property
+    def usual_gain(self) -> UsualGain:
+        """What a draft gained of late where a text is alone."""
+        return self._usual_gains[0]
+
+    def shared_gain(self, others: int) -> UsualGain:
+        """What a draft gained of late where `others` more texts shared the pass."""
+        return self._usual_gains.setdefault(others, UsualGain(WELL))
 
     def corrected(self, log_probs: Float) -> Float:
         """A head's log-probabilities of children given that their parent is accepted -> their log-chances to be
@@ -101,8 +110,8 @@ class UsualGain:
     """What a draft gained of late, whatever the text: tokens it brought, less the cost of all its forward passes in
     verifications of one token."""
 
-    def __init__(self) -> None:
-        self.tokens = USUAL
+    def __init__(self, tokens: float = USUAL) -> None:
+        self.tokens = tokens
 
     def note(self, gain: float) -> None:
         """Count a draft."""

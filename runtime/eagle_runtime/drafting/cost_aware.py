@@ -23,7 +23,7 @@ import numpy as np
 from eagle_runtime.base.tree import Float, Int, Tree, best_first, root_only, subtree
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.head import WINDOW, DraftHead, Proposal
+from eagle_runtime.core.head import WINDOW, DraftHead, HeadPass, JoinedReader, Proposal
 from eagle_runtime.drafting.acceptance import NEWEST, AcceptanceStats, DraftGain
 from eagle_runtime.drafting.candidate_pool import MatchedChain, Pool
 from eagle_runtime.drafting.cost_measurement import CycleTimer
@@ -37,6 +37,9 @@ from eagle_runtime.sampling.grammar_matcher import Lookahead
 
 MAX_LEVELS = 10  # below the root that the head grows [-4.2 %, -1.0 %]
 MAX_MATCHED = 24  # tokens of an n-gram match [+1.0 %, -4.4 %]
+# What a draft costs where texts share a pass, in plain tokens, and no table has: the host's work after a larger
+# verification; and a text that is ahead leaves the pass earlier, which then costs the others more.
+UNCOUNTED = 0.15
 CHILD_CHANCES = (0.6, 0.15)  # mean chances of a node's two best children before any level was seen [-2.9 %, -0.7 %]
 
 
@@ -66,11 +69,15 @@ class CostAwareDrafter(Drafter):
         neither has a match as long. lookahead: says which matches a constraint allows. ranker: orders the head's
         proposals, and learns from what is emitted."""
         self._head = head if head is None or ranker is None else RankedHead(head, ranker)
+        self._reader = head if isinstance(head, JoinedReader) else None
         self._ranker = ranker
         self._costs = costs
         self._timer = CycleTimer(costs, clock)
         self._acceptance = acceptance
-        self._gain = DraftGain(acceptance.usual_gain)
+        self._clock = clock
+        self._gains = {0: DraftGain(acceptance.usual_gain)}  # by the number of other texts in the pass
+        self._searched: tuple[int, float] | None = None  # these, and what looking for drafts cost in plain tokens
+        self._decided = -1, False  # length of the text for which it was decided whether to pause in a shared pass
         self._top_k = 0 if head is None else min(top_k, head.top_k, head.scratch)
         self._levels = 0 if head is None else min(MAX_LEVELS, 1 + head.scratch // self._top_k)
         self._index = index if index is not None else NgramIndex() if lookup else None
@@ -82,15 +89,45 @@ class CostAwareDrafter(Drafter):
         self._last: _Draft | None = None  # None: the last tree was its root alone
         self._drafted = False  # whether the head has read the prompt
 
+    def reading(self, tokens: Sequence[int]) -> HeadPass | None:
+        """As in Drafter: the first pass of the head, if others share it and it pays."""
+        others = self._costs.others
+        if self._reader is None or others == 0 or self._pauses_shared(others, len(tokens)):
+            return None
+        return self._reader.reading(tokens) if self._first_level_pays(self._costs.now, len(tokens)) else None
+
     def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         """As in Drafter."""
+        self._searched, others = None, self._costs.others
+        if others == 0:
+            return self._grown(tokens, max_nodes)
+        if self._pauses_shared(others, len(tokens)):
+            return root_only(tokens[-1])
+        began = self._clock()
+        tree = self._grown(tokens, max_nodes)
+        self._searched = others, (self._clock() - began) / self._costs.now.plain_at(len(tokens))
+        return tree
+
+    def _pauses_shared(self, others: int, length: int) -> bool:
+        """Whether drafts lose of late where so many other texts share the pass: then nothing is even looked for, since
+        what each text's host work takes is more than a drafted token saves there."""
+        if self._decided[0] != length:
+            self._decided = length, self._gain(others).pauses()
+        return self._decided[1]
+
+    def _gain(self, others: int) -> DraftGain:
+        if others not in self._gains:
+            self._gains[others] = DraftGain(self._acceptance.shared_gain(others))
+        return self._gains[others]
+
+    def _grown(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         self._timer.begin(len(tokens) - 1)
         most = min(max_nodes, LARGEST)
         chain = self._matched_chain(tokens, most - 1)
         if self._costs.asks_for_plain:
             return root_only(tokens[-1])
         others = self._costs.others
-        paused = self._head is None or (others == 0 and self._gain.pauses())
+        paused = self._head is None or (others == 0 and self._gain(0).pauses())
         if paused and chain is None:
             return root_only(tokens[-1])
         costs = self._costs.now
@@ -117,8 +154,13 @@ class CostAwareDrafter(Drafter):
             if self._head is not None and last.levels:
                 if len(self._head.row_counts) > 1:
                     self._acceptance.levels.learn(last.tree, ~np.isnan(last.log_probs), last.levels)
-                if self._costs.others == 0:  # what drafts bring where others share the passes says nothing of alone
-                    self._gain.note(len(step.tokens), last.cost)
+                if self._searched is None:
+                    self._gain(0).note(len(step.tokens), last.cost)
+        if self._searched is not None:
+            others, looking = self._searched
+            cost = UNCOUNTED + (1.0 if last is None else last.cost)
+            # The table's seconds of a head's level have the host's work in them.
+            self._gain(others).note(len(step.tokens), cost if last is not None and last.levels else cost + looking)
         self._timer.end(step.nodes)
 
     def _first_level_pays(self, costs: Costs, context: int) -> bool:
@@ -159,7 +201,7 @@ class CostAwareDrafter(Drafter):
         levels = min(self._levels, levels)
         proposal = head.catch_up(tokens, rows=size)
         # The prompt is read once, and that says nothing about the cost of drafts. Rows left unread in a pause do.
-        charged, self._drafted = read if self._drafted else 1, True
+        charged, self._drafted = max(1, read) if self._drafted else 1, True
         if size is not None:
             spent, seconds = float(seconds[size]), np.zeros_like(seconds)
         else:

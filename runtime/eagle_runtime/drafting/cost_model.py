@@ -21,7 +21,7 @@ Kind = Literal["target", "plain", "head"]
 
 LARGEST = 64  # nodes of a tree whose size follows the costs: the best of 30 sizes have 8 (toy_results.md)
 # Rows of the tables, chosen: closer where passes of one more row differ most; between them are straight lines.
-TARGET_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, LARGEST)
+TARGET_ROWS = (1, 2, 4, 8, 10, 16, 24, 32, 48, LARGEST)
 HEAD_ROWS = (1, 4, 10, 32)
 CONTEXTS = (64, 2048)  # rows before a pass, chosen: times grow in proportion to them
 
@@ -86,14 +86,23 @@ class Costs:
 
 def shared(costs: Costs, others: int) -> Costs:
     """Costs of a text whose passes `others` more texts share: of a pass in which each has one row, its part; and what
-    its further rows add to that. They are more expensive than alone where the first rows of a pass wait for memory, so
-    trees shrink as load grows (Sequoia, arXiv 2402.12374, measures the same of batches)."""
+    its further rows add to that, if it alone has more, or its part of that if all have as many, whichever is more: in
+    kernels that compute eight rows at a time the ninth row is expensive, and the eight after it are not. Rows are more
+    expensive than alone where the first ones of a pass wait for memory, so trees shrink as load grows (Sequoia, arXiv
+    2402.12374, measures the same of batches)."""
     contexts, lines = costs.target.contexts, []
+    texts, rows = 1 + others, np.array(TARGET_ROWS)
     for context in contexts:
         seconds = costs.target.at(context)
-        rows = np.minimum(np.array(TARGET_ROWS) + others, LARGEST)
-        beyond = np.array(TARGET_ROWS) + others - rows  # each as expensive as the last one that the table knows
-        of_all = seconds[min(1 + others, LARGEST)]  # a row of each text
-        added = seconds[rows] - of_all + beyond * (seconds[-1] - seconds[-2])
-        lines.append(tuple((added + of_all / (1 + others)).tolist()))
+        of_all = _of_rows(seconds, np.array([texts]))  # a row of each text
+        alone = _of_rows(seconds, rows + others) - of_all
+        by_all = (_of_rows(seconds, rows * texts) - of_all) / texts
+        lines.append(tuple((np.maximum(alone, by_all) + of_all / texts).tolist()))
     return Costs(Timings(TARGET_ROWS, contexts, tuple(lines)), costs.head)
+
+
+def _of_rows(seconds: Seconds, rows: npt.NDArray[np.int64]) -> Seconds:
+    """Seconds of passes over so many rows: those beyond LARGEST cost what the last one of the table does."""
+    known = np.minimum(rows, LARGEST)
+    of_rows: Seconds = seconds[known] + (rows - known) * (seconds[-1] - seconds[-2])
+    return of_rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from eagle_runtime.base.errors import BundleError
 from eagle_runtime.bundle.typed_json import from_json
+from eagle_runtime.core.rounds import Timed
 from eagle_runtime.drafting.cost_learning import (
     COUNT,
     OLD_SCALE_OFF,
@@ -67,6 +69,10 @@ class LearnedCosts:
         comes from that file."""
         self._file = file
         self._others: Callable[[], int] = lambda: 0
+        self._timed: deque[Timed] = deque()
+        self._together: Belief | None = None  # of passes that several texts share; None before the first
+        self._together_made_of = belief.corrections
+        self._together_seen = 0
         self._belief = belief
         self._now = table(belief)
         self._shared: dict[int, Costs] = {}  # by the number of other texts
@@ -83,8 +89,10 @@ class LearnedCosts:
         passes."""
         if (others := self.others) == 0:
             return self._now
+        self._learn_together()
         if others not in self._shared:
-            self._shared[others] = shared(self._now, others)
+            costs = self._now if self._together is None else table(self._together)
+            self._shared[others] = shared(costs, others)
         return self._shared[others]
 
     @property
@@ -92,9 +100,22 @@ class LearnedCosts:
         """As in CostSource."""
         return self._others()
 
-    def share(self, others: Callable[[], int]) -> None:
-        """others: returns how many other texts are in the pass that comes next. Such passes teach nothing."""
-        self._others = others
+    def share(self, others: Callable[[], int], timed: deque[Timed]) -> None:
+        """others: returns how many other texts are in the pass that comes next; timed: gets such passes, which teach
+        what rows of several texts cost, and nothing of a text alone."""
+        self._others, self._timed = others, timed
+
+    def _learn_together(self) -> None:
+        """Learn from the passes of several texts since the last time."""
+        while self._timed:
+            rows, context, seconds = self._timed.popleft()
+            self._together_seen += 1
+            if rows > LARGEST or (self._together_seen > ALL and self._together_seen % SOME):
+                continue
+            before = self._together or unknown(dataclasses.replace(self._now, plain=None))
+            self._together = learned(before, [Pass("target", rows, context, seconds)])
+            if _moved(self._together.corrections, self._together_made_of) > MOVED:
+                self._together_made_of, self._shared = self._together.corrections, {}
 
     @property
     def asks_for_plain(self) -> bool:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from eagle_runtime.base.errors import EagleWarning
 from eagle_runtime.base.tree import Float, Int, additive_mask
-from eagle_runtime.core.head import WINDOW, DraftHead, HeadSnapshot, Proposal, States, Weigher
-from eagle_runtime.core.session import Session
+from eagle_runtime.core.head import WINDOW, DraftHead, HeadPass, HeadSnapshot, Proposal, States, Weigher
+from eagle_runtime.core.session import JoiningSession, Session
 from eagle_runtime.core.target import Features, Floating, causal, row_numbers
 
 ONE_ROW = range(1, 2)  # DraftHead.row_counts of heads that draft one level at a time
+MOST_JOINED = 16  # rows of a text that are read in a pass with those of others: after a verification they are fewer
 MOST_AHEAD = 24  # rows that are read ahead, as cost_aware.MAX_MATCHED
 SCRATCH = 512  # rows that growing one tree may use: as many as a prompt's chunk, and ten times a usual tree
 NEVER = -60.0  # log-probability of a token that cannot come: finite, so that sums stay numbers
@@ -51,6 +53,8 @@ class Head:
         self._noted: list[Features] = []  # that were not read yet
         self._noted_from = 0  # position of the first of them; past the last row's if some were dropped in between
         self._unread = 0  # rows of features in _noted
+        self._joins = isinstance(session, JoiningSession) and session.joins
+        self._read: Proposal | None = None  # for the last row, which was read in a pass with those of other texts
         self._output_check = OutputCheck(vocab_size)
 
     def joined(self, parts: Sequence[Features]) -> Features:
@@ -65,6 +69,7 @@ class Head:
 
     def note(self, features: Features) -> None:
         """As in DraftHead."""
+        self._read = None
         self._noted.append(features)
         self._unread += len(features)
         while self._unread - len(self._noted[0]) >= WINDOW:
@@ -74,6 +79,7 @@ class Head:
     def truncate(self, length: int) -> None:
         """Forget the features from position `length` on, and what was read with them; what is noted next is of that
         position. Where features before it were not noted, or were not kept, all is forgotten."""
+        self._read = None
         if not self._first <= length <= self._noted_from + self._unread:
             self.cache.truncate(0)
             self._first = self._noted_from = length
@@ -99,12 +105,33 @@ class Head:
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead."""
+        if self._read is not None:
+            proposal, self._read = self._read, None
+            return proposal
         ids, features = self._to_read(tokens)
         numbers = row_numbers(len(ids))
         positions, mask = self.cache.length + numbers, self._causal[: len(ids), : len(ids)]
         proposal = self._run(ids, features, positions, mask, numbers[-1:])
         self._have_read()
         return proposal
+
+    def reading(self, tokens: Sequence[int]) -> HeadPass | None:
+        """As in JoinedReader: None for a text of which it has read nothing."""
+        if not self._joins or not 0 < self._unread <= MOST_JOINED:
+            return None
+        ids, features = self._to_read(tokens)
+        if self.cache.length == 0:
+            return None
+        numbers = row_numbers(len(ids))
+        mask = self._causal[: len(ids), : len(ids)]
+        feeds = self._feeds(ids, features, self.cache.length + numbers, mask, numbers[-1:])
+        return HeadPass(self._session, feeds, self.cache, partial(self._take, feeds["position_ids"]))
+
+    def _take(self, positions: Int, out: Mapping[str, Any]) -> None:
+        """Take the outputs of a pass of `reading`; those of a second run, after an interrupt, are of no use."""
+        if self._read is None:
+            self._read = self._proposal(positions, out)
+            self._have_read()
 
     def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int], rows: int | None = None) -> Proposal:
         """As in AheadReader. The rows ahead take the last feature that is known in place of their own."""
@@ -148,19 +175,23 @@ class Head:
     def _run(self, tokens: Int, features: States, positions: Int, mask: Floating, wanted: Int) -> Proposal:
         """One forward pass over T rows, which stay in the cache. mask [T, L], additive, says which of the last L rows
         (these T included) each may see; wanted [R]: the rows whose proposals are returned."""
+        feeds = self._feeds(tokens, features, positions, mask, wanted)
+        return self._proposal(positions, self._session.run(feeds, self.cache))
+
+    def _feeds(self, tokens: Int, features: States, positions: Int, mask: Floating, wanted: Int) -> dict[str, Any]:
         if isinstance(features, np.ndarray):
             features = np.ascontiguousarray(features, self._feature_dtype)
-        out: dict[str, Any] = self._session.run(
-            {
-                "input_ids": tokens,
-                "features": features,
-                "position_ids": positions,
-                "tree_mask": mask,
-                "logit_rows": wanted,
-            },
-            self.cache,
-        )
-        self.cache.advance(len(tokens))
+        return {
+            "input_ids": tokens,
+            "features": features,
+            "position_ids": positions,
+            "tree_mask": mask,
+            "logit_rows": wanted,
+        }
+
+    def _proposal(self, positions: Int, out: Mapping[str, Any]) -> Proposal:
+        """Commit the rows of a pass at these positions."""
+        self.cache.advance(len(positions))
         token_ids, log_probs = self._output_check.checked(out["token_ids"], out["log_probs"])
         # Row i holds the token at i + 1, and proposes the one after it.
         position = self._first + int(positions[-1]) + 2

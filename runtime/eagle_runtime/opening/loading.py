@@ -33,6 +33,7 @@ from eagle_runtime.opening.backends import (
     open_sessions,
 )
 from eagle_runtime.opening.exact_rows import PaddedSession, check_rows
+from eagle_runtime.opening.joined_heads import check_head
 from eagle_runtime.opening.opened import OpenBundle, bundle_of_sessions
 
 Progress = Callable[[str, int, int], None]  # stage ("hash", "load", "warm"), done, total
@@ -88,6 +89,8 @@ def open_bundle(
             sessions = open_sessions(name, folder, manifest, room, SCRATCH, threads)
             for session in sessions:
                 freed.callback(session.close)
+            if len(sessions) > 1:
+                check_head(sessions[1])
             opened = bundle_of_sessions(folder, manifest, sessions, room, backend=name, threads=threads)
             progress("load", 1, 1)
             progress("warm", 0, 1)

@@ -151,7 +151,8 @@ class OrtSession(BoundSession):
 
     padding: how forward passes are padded so that kernels compute all rows alike (see exact_rows). exact: whether the
     graph was exported so that a row's bits do not depend on the other rows of the forward pass. native: whether it is
-    computed by the native operators. joins, most_texts: see JoiningSession."""
+    computed by the native operators. joins, most_texts: see JoiningSession; opening.joined_heads says whether a head's
+    session joins."""
 
     most_texts = MOST_TEXTS
 
@@ -265,7 +266,12 @@ class OrtSession(BoundSession):
                 bound.binding.bind_output(name, "cpu", 0, array.dtype.type, (1, *array.shape), array.ctypes.data)
             bound.new = place
 
-    def run_together(self, passes: Sequence[tuple[Mapping[str, Any], HeadMajorCache]]) -> list[dict[str, Array]]:
+    @property
+    def may_join(self) -> bool:
+        """Whether the operators learn which texts a pass has, so that the graph may join them."""
+        return self._announce is not None
+
+    def run_together(self, passes: Sequence[tuple[Mapping[str, Any], Any]]) -> list[dict[str, Array]]:
         assert self._announce is not None and self.padding.rows(1) == 1, "the caller looks at `joins`"
         feeds = [feed for feed, _ in passes]
         caches = [cache for _, cache in passes]
@@ -275,6 +281,8 @@ class OrtSession(BoundSession):
         for cache, count in zip(caches, rows.tolist(), strict=True):
             assert count <= cache.room, "the caller checks the capacity before a forward pass"
             cache.make_room(count)
+        if isinstance(caches[0], KVCache):
+            caches[0].make_room(ends[-1])  # all new rows are written after its own
         merged = {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0] if name != "tree_mask"}
         merged["logit_rows"] += np.repeat(np.array([0, *ends[:-1]]), wanted)
         merged["tree_mask"] = texts_mask([feed["tree_mask"] for feed in feeds], ends)
@@ -283,12 +291,22 @@ class OrtSession(BoundSession):
             results = self._computed(merged, caches[0], ends[-1])
         finally:
             self._announce([])
+        if isinstance(caches[0], KVCache):
+            _give_rows(caches, [0, *ends])
         bounds = {"T": [0, *ends], "R": [0, *wanted_ends]}
         kinds = {name: bounds[str(self.outputs[name].shape[1])] for name in results}
         return [
             {name: results[name][of[number] : of[number + 1]] for name, of in kinds.items()}
             for number in range(len(feeds))
         ]
+
+
+def _give_rows(caches: Sequence[KVCache], starts: Sequence[int]) -> None:
+    """Copy the new rows of a pass over several texts, which follow the first cache's committed ones, to the others.
+    starts: of each text's rows among them, and the end."""
+    new = caches[0].rows[:, caches[0].length :]
+    for cache, start, end in zip(caches[1:], starts[1:-1], starts[2:], strict=True):
+        cache.rows[:, cache.length : cache.length + end - start] = new[:, start:end]
 
 
 def texts_mask(masks: Sequence[Array], ends: Sequence[int]) -> Array:

@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from eagle_runtime.core.cache import HeadMajorCache
+from eagle_runtime.core.cache import HeadMajorCache, KVCache
 
 MOST_TEXTS = 64  # of one pass (kernels/src/attention.cpp)
 
@@ -22,14 +22,17 @@ class Announcement:
         self._call: Any = library.eagle_next_pass
         self._call.argtypes, self._call.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int
 
-    def __call__(self, caches: Sequence[HeadMajorCache]) -> None:
+    def __call__(self, caches: Sequence[HeadMajorCache | KVCache]) -> None:
         """caches: of the texts, in the order of their rows; none: the next pass is of one text again."""
         numbers = [number for cache in caches for number in _numbers(cache)]
         if self._call((ctypes.c_int64 * len(numbers))(*numbers), len(caches)) != 0:
             raise AssertionError(f"{len(caches)} texts in one pass; the caller keeps to MOST_TEXTS")
 
 
-def _numbers(cache: HeadMajorCache) -> tuple[int, ...]:
+def _numbers(cache: HeadMajorCache | KVCache) -> tuple[int, ...]:
+    if isinstance(cache, KVCache):
+        layer_bytes = 2 * cache.rows.strides[0]
+        return cache.addresses[0], layer_bytes, cache.addresses[1], layer_bytes, cache.length, cache.length
     keys, values, columns = cache.past
     of_keys, of_values = cache.layer_bytes
     return keys, of_keys, values, of_values, columns, cache.length
