@@ -1,9 +1,15 @@
-"""Collections of garbage stop while an export imports its libraries, and go on afterwards."""
+"""Collections of garbage stop while an export imports its libraries, and freed memory goes back to the system."""
 
 from __future__ import annotations
 
 import gc
+import os
+import platform
+import subprocess
+import sys
 from contextlib import suppress
+
+import pytest
 
 from eagle_export.base.memory import without_collection
 
@@ -26,3 +32,34 @@ def test_collection_that_was_off_stays_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+BLOCKS = """
+import ctypes, os, sys
+from eagle_export.base.memory import keep_blocks_apart
+if sys.argv[1] == "apart":
+    keep_blocks_apart()
+library = ctypes.CDLL(None)
+library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+library.free(library.malloc(8 << 20))  # glibc takes 8 MB for its threshold now
+blocks = [library.malloc(1 << 20) for _ in range(40)]
+for block in blocks:
+    ctypes.memset(block, 1, 1 << 20)
+for block in blocks[:-1]:  # the last one keeps the heap's end where it is
+    library.free(block)
+with open("/proc/self/statm") as file:
+    print(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's own")
+def test_freed_blocks_go_back_to_the_system() -> None:
+    def held(how: str, **more: str) -> int:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        command = [sys.executable, "-c", BLOCKS, how]
+        return int(subprocess.run(command, check=True, env=environment | more, stdout=subprocess.PIPE).stdout)
+
+    holes = held("usual")
+    assert held("apart") < holes - (30 << 20)
+    assert held("apart", MALLOC_ARENA_MAX="2") > holes - (5 << 20)  # the user said how
