@@ -28,11 +28,13 @@ class HeadSession(JoiningSession, Session, Protocol):
     @property
     def may_join(self) -> bool: ...
 
+    def join(self, joins: bool) -> None: ...
+
 
 def check_head(session: Session) -> None:
-    """Set `joins` of a head's session, if it has that, to whether it joins texts."""
+    """Tell a head's session, if it may join texts, whether it does."""
     if getattr(session, "may_join", False) and set(session.inputs) == INPUTS:
-        session.joins = _joins(session)  # type: ignore[attr-defined,arg-type]
+        session.join(_joins(session))  # type: ignore[attr-defined,arg-type]
 
 
 def _joins(session: HeadSession) -> bool:

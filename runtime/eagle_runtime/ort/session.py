@@ -185,6 +185,10 @@ class OrtSession(BoundSession):
         """Pad forward passes in this way from now on."""
         self.padding = padding
 
+    def join(self, joins: bool) -> None:
+        """Say whether its forward passes hold rows of several texts, if it `may_join`."""
+        self.joins = joins
+
     def new_cache(self, capacity: int) -> KVCache | HeadMajorCache:
         if self._pieces is None:
             return KVCache(self._layers, capacity, *self._row_shape, self._row.dtype)
