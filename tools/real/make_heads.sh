@@ -5,8 +5,9 @@
 #
 # Finished steps are kept in WORK, and a stopped one goes on: run it again. PROMPTS, STEPS, BATCH (answers at once) and
 # WINDOWS (of a training step) change the amounts; the defaults write about 1.5 million tokens of answers. On one GPU that
-# takes less than an hour (answers: 69,000 tokens a second on an H200 with BATCH=2048; EAGLE-3: 410,000), on two cores of a
-# processor a day, with WINDOWS=8. The heads are in WORK/eagle3, WORK/eagle1 and WORK/block, their curves in training/log.jsonl of each.
+# takes less than an hour (an H200 with BATCH=2048 writes 50,000 tokens of answers a second; with WINDOWS=192 EAGLE-3 learns
+# 730,000), on two cores of a processor a day, with WINDOWS=8. The heads are in WORK/eagle3, WORK/eagle1 and WORK/block,
+# their curves in training/log.jsonl of each.
 set -euo pipefail
 work=${1:?a folder to work in}
 questions=${2:?a folder of question sets that stay out of the training data}
@@ -53,5 +54,5 @@ head() {
 head "head --kind eagle3" "$work/wide" --draft-vocab 8192 --ttt-steps 6 --ttt-share 0.4 --lr 0.0012
 [ -f "$work/eagle3/config.json" ] || train head --kind eagle3 "$target" --data "${data[@]}" --init "$work/wide" \
   --draft-vocab 4864 --steps 0 -o "$work/eagle3"  # the most frequent draft tokens, for a file below 16 MB
-head "head --kind eagle1" "$work/eagle1"
-head block "$work/block" --init "$work/eagle1"
+head "head --kind eagle1" "$work/eagle1" --classification 0.5 --lr 0.0015
+head block "$work/block" --init "$work/eagle1" --layers 2 --draft-vocab 4864 --lr 0.001
