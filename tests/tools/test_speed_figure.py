@@ -10,20 +10,20 @@ import pytest
 from eagle_export.recipes.plan import plan
 from eagle_tools.results import recipe_sums
 from eagle_tools.results.pairs import PRECISIONS
-from speed_figure import BARS, DOCS, README, draw, read_bars, readme_table
+from speed_figure import BARS, DOCS, README, draw, processor, read_bars, readme_table
 
 RESULTS = (DOCS / "results.md").read_text(encoding="utf-8")
 
 
 def test_the_figure_is_drawn_from_the_results() -> None:
-    assert (DOCS / "speed.svg").read_text(encoding="utf-8") == draw(read_bars(RESULTS))
+    assert (DOCS / "speed.svg").read_text(encoding="utf-8") == draw(read_bars(RESULTS), processor(RESULTS))
 
 
 def test_every_bar_has_its_interval() -> None:
     bars = read_bars(RESULTS)
     assert len(bars) == len(BARS)
     assert all(0 < bar.low <= bar.speed <= bar.high for bar in bars)
-    ElementTree.fromstring(draw(bars))
+    ElementTree.fromstring(draw(bars, "CPU"))
 
 
 def test_a_table_without_a_row_is_an_error() -> None:
@@ -43,8 +43,15 @@ def test_the_readme_has_the_table() -> None:
 
 def test_the_fastest_mode_of_an_engine_is_shown() -> None:
     slower = re.sub(r"(\| eagle-edge \| int4 \| eagle\+lookup \|) [\d.]+", r"\1 1.0", RESULTS)
-    with pytest.raises(ValueError, match=r"eagle-edge int4 has the methods .* should be the fastest"):
-        readme_table(slower)
+    assert re.search(r"^\| eagle-edge int4 \| \d+ \| \d+ \(drafts\) \|", readme_table(RESULTS), re.M)
+    assert re.search(r"^\| eagle-edge int4 \| \d+ \| \d+ \(lookup\) \|", readme_table(slower), re.M)
+    plain = re.sub(r"^\| pytorch \| fp32 \| eager .*\n", "", RESULTS, flags=re.M)
+    with pytest.raises(ValueError, match=r"PyTorch fp32 has the methods .* without 'eager'"):
+        readme_table(plain)
+
+
+def test_the_figure_names_the_processor() -> None:
+    assert processor(RESULTS) in (DOCS / "speed.svg").read_text(encoding="utf-8")
 
 
 def test_the_results_are_of_recipes_that_exist() -> None:
