@@ -26,7 +26,7 @@ from eagle_export.base.destination import (
     folder_bytes,
 )
 from eagle_export.base.errors import ExportError
-from eagle_export.base.memory import give_back
+from eagle_export.base.memory import give_back, keep_blocks_apart, keep_blocks_together
 from eagle_export.base.resume import fingerprint, holds_refused, kept
 from eagle_export.checking.certificate import certified
 from eagle_export.checking.head_check import HeadCheck
@@ -219,6 +219,7 @@ def export(
             requirement.check(bundle)
             weighed = precision == AUTO or (certify and requirement.seconds > LONG)
             reading = reading_of_pair(pair) if certify and way == "whole" else None
+            keep_blocks_apart()
             if way == "whole" and calibrate is None:
                 other = until_end.enter_context(other_half(pair, bundle, *_in_both(reading)))
             progress.update(task, description="tracing")  # refuses damaged checkpoints before anything is written
@@ -245,6 +246,7 @@ def export(
                         )
                         warnings += missing
                         give_back()
+                        keep_blocks_together()
                     with_inputs = partial(with_inputs, recorded=None if recorded is None else recorded.inputs)
                     recipe = with_inputs()
                     if precision == AUTO:

@@ -36,9 +36,11 @@ def test_collection_that_was_off_stays_off() -> None:
 
 BLOCKS = """
 import ctypes, os, sys
-from eagle_export.base.memory import keep_blocks_apart
-if sys.argv[1] == "apart":
+from eagle_export.base.memory import keep_blocks_apart, keep_blocks_together
+if sys.argv[1] != "usual":
     keep_blocks_apart()
+if sys.argv[1] == "together":
+    keep_blocks_together()
 library = ctypes.CDLL(None)
 library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 library.free(library.malloc(8 << 20))  # glibc takes 8 MB for its threshold now
@@ -62,4 +64,5 @@ def test_freed_blocks_go_back_to_the_system() -> None:
 
     holes = held("usual")
     assert held("apart") < holes - (30 << 20)
+    assert held("together") > holes - (5 << 20)
     assert held("apart", MALLOC_ARENA_MAX="2") > holes - (5 << 20)  # the user said how

@@ -57,9 +57,8 @@ def run(args: argparse.Namespace) -> None:
         make_repository(args.push)
     target, draft, sources = fetched(args.target, args.draft, Path(args.output))
     from eagle_export.base.errors import ExportError
-    from eagle_export.base.memory import keep_blocks_apart, without_collection
+    from eagle_export.base.memory import without_collection
 
-    keep_blocks_apart()
     with without_collection():
         from eagle_export.bundle import export
     from eagle_export.checking.limits import FidelityError
