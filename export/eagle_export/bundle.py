@@ -219,7 +219,8 @@ def export(
             requirement.check(bundle)
             weighed = precision == AUTO or (certify and requirement.seconds > LONG)
             reading = reading_of_pair(pair) if certify and way == "whole" else None
-            keep_blocks_apart()
+            if way is not None:
+                keep_blocks_apart()  # until inputs are recorded
             if way == "whole" and calibrate is None:
                 other = until_end.enter_context(other_half(pair, bundle, *_in_both(reading)))
             progress.update(task, description="tracing")  # refuses damaged checkpoints before anything is written
