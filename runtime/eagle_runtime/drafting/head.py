@@ -108,10 +108,7 @@ class Head:
         if self._read is not None:
             proposal, self._read = self._read, None
             return proposal
-        ids, features = self._to_read(tokens)
-        numbers = row_numbers(len(ids))
-        positions, mask = self.cache.length + numbers, self._causal[: len(ids), : len(ids)]
-        proposal = self._run(ids, features, positions, mask, numbers[-1:])
+        proposal = self._run(*self._rows_to_read(*self._to_read(tokens)))
         self._have_read()
         return proposal
 
@@ -122,9 +119,7 @@ class Head:
         ids, features = self._to_read(tokens)
         if self.cache.length == 0:
             return None
-        numbers = row_numbers(len(ids))
-        mask = self._causal[: len(ids), : len(ids)]
-        feeds = self._feeds(ids, features, self.cache.length + numbers, mask, numbers[-1:])
+        feeds = self._feeds(*self._rows_to_read(ids, features))
         return HeadPass(self._session, feeds, self.cache, partial(self._take, feeds["position_ids"]))
 
     def _take(self, positions: Int, out: Mapping[str, Any]) -> None:
@@ -151,6 +146,11 @@ class Head:
             self.cache.truncate(0)
             self._first = end - count
         return np.array(tokens[len(tokens) - count :], np.int64), features[len(features) - count :]
+
+    def _rows_to_read(self, ids: Int, features: Features) -> tuple[Int, Features, Int, Floating, Int]:
+        """Returns what _run takes for verified rows after those in the cache; proposals are for the last."""
+        numbers = row_numbers(len(ids))
+        return ids, features, self.cache.length + numbers, self._causal[: len(ids), : len(ids)], numbers[-1:]
 
     def _have_read(self) -> None:
         """The rows are in the cache."""
