@@ -24,6 +24,7 @@ namespace {
 constexpr double FEW = 100e3;       // multiply-adds that one thread computes as fast as several
 constexpr int64_t SPLIT_ROWS = 32;  // up to so many rows columns are split among threads, above rows are
 constexpr int64_t BLOCK_ROWS = 48;  // rows times query heads per key of one piece of work, where rows are split
+constexpr int64_t PIECES = 6;       // of a pass over few columns, at least: rows are split until there are as many
 constexpr int64_t MANY = 8192;      // numbers that are worth several threads' rotating or folding
 
 // Texts of the next pass of this thread: where the first layer's keys and values of each lie, bytes from one layer to the
@@ -331,8 +332,11 @@ ort::Status plan(const void* what, Pass* pass) {
     j.groups = (j.committed + j.longest + GROUP - 1) / GROUP;
     if (j.rows > SPLIT_ROWS) {
       part.step = BLOCK_ROWS / sharing > 1 ? BLOCK_ROWS / sharing : 1;
-      part.blocks = (j.rows + part.step - 1) / part.step;
+    } else if (const int64_t whole = j.kv_heads * j.groups * seen.count; whole < PIECES) {
+      const int64_t times = (PIECES + whole - 1) / whole;
+      part.step = (j.rows + times - 1) / times;
     }
+    if (part.step && part.step < j.rows) part.blocks = (j.rows + part.step - 1) / part.step;
     const int64_t rows = j.rows * sharing;
     needed += static_cast<size_t>(j.kv_heads * rows * D);
     if (part.blocks == 0) needed += static_cast<size_t>(j.kv_heads * j.groups * rows * (D + 2));

@@ -23,6 +23,8 @@ constexpr int MOST = 3;  // weights of one operator
 constexpr int NORM = 3 * MOST + 1, UP = NORM + 1, ADDED = UP + 1, BIAS = ADDED + 1,
               INPUTS = BIAS + MOST;       // places of inputs
 constexpr int64_t MANY = 8192;            // inputs that are worth several threads' quantising
+constexpr int64_t GATED = 4;              // inputs that take as long to quantise as one that is gated first, about
+constexpr int64_t CHUNK = 256;            // inputs of a row that one thread quantises: blocks have no more
 constexpr int64_t FEW = 50000;            // multiply-adds that one thread computes as fast as several: two microseconds
 constexpr int64_t INPUTS_AT_ONCE = 1024;  // whose levels of one panel stay in the first cache while rows change
 
@@ -201,19 +203,22 @@ void interleave(const int8_t* row, int64_t n, int rows, int r, uint8_t* tile, bo
 
 constexpr size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Quantises n rows from row t on, which make one tile. work: K floats, and blocks * block bytes after them.
-void read_tile(const Product& p, const float* x, const float* up, int64_t t, int n, const Input& in, float* work) {
-  const int64_t channels = p.weights[0].inputs;
+// Quantises inputs first .. last - 1 of n rows from row t on, which make one tile. first: a multiple of CHUNK. work: K
+// floats, and blocks * block bytes after them.
+void read_tile(const Product& p, const float* x, const float* up, int64_t t, int n, const Input& in, int64_t first,
+               int64_t last, float* work) {
+  const int64_t channels = p.weights[0].inputs, count = last - first, blocks = (count + in.block - 1) / in.block;
   int8_t* bytes = reinterpret_cast<int8_t*>(work + channels);
+  uint8_t* tile = in.values + t * in.row_bytes() + first * n * (in.wide ? 2 : 1);
   for (int r = 0; r < n; r++) {
-    const float* row = x + (t + r) * channels;
+    const int64_t from = (t + r) * channels + first, at = (t + r) * in.blocks + first / in.block;
+    const float* row = x + from;
     if (p.before.any()) {
-      p.kernels->before(p.before, row, up == nullptr ? nullptr : up + (t + r) * channels, channels, work);
+      p.kernels->before(p.before, row, up == nullptr ? nullptr : up + from, count, work);
       row = work;
     }
-    const int64_t at = (t + r) * in.blocks;
-    p.kernels->quantise(row, channels, in.block, in.blocks, bytes, in.scales + at, in.sums + at);
-    interleave(bytes, in.blocks * in.block, n, r, in.values + t * in.row_bytes(), in.wide);
+    p.kernels->quantise(row, count, in.block, blocks, bytes, in.scales + at, in.sums + at);
+    interleave(bytes, blocks * in.block, n, r, tile, in.wide);
   }
 }
 
@@ -257,24 +262,27 @@ struct Work {  // of one pass
   const Product* product;
   const float *x, *up, *added;
   int64_t rows, total;  // panels of all weights
+  int64_t chunks;       // that the inputs of a row are quantised in
   int count;            // of inputs
   Input inputs[MOST];
   int reads[MOST];  // which of them a weight reads
   float* out[MOST];
 };
 
-// Quantises the tiles of some pieces: those that begin in a range of rows. The last two of all rows share them evenly.
+// Quantises some pieces: chunks of the tiles that begin in a range of rows. The last two of all rows share them evenly.
 void read_tiles(const void* work, int64_t from, int64_t to, uint8_t* scratch) {
   const Work& w = *static_cast<const Work*>(work);
-  for (int i = 0; i < w.count; i++) {
-    const Input& in = w.inputs[i];
-    const int64_t first = from * in.most, last = to * in.most < w.rows ? to * in.most : w.rows;
-    int64_t t = 0;
-    while (t < first && t < last) t += tile_rows(t, w.rows, in.most);
-    while (t < last) {
-      const int n = tile_rows(t, w.rows, in.most);
-      read_tile(*w.product, w.x, w.up, t, n, in, reinterpret_cast<float*>(scratch));
-      t += n;
+  const int64_t channels = w.product->weights[0].inputs;
+  for (int64_t piece = from; piece < to; piece++) {
+    const int64_t number = piece / w.chunks, begin = piece % w.chunks * CHUNK;
+    const int64_t end = w.chunks == 1 || begin + CHUNK > channels ? channels : begin + CHUNK;
+    for (int i = 0; i < w.count; i++) {
+      const Input& in = w.inputs[i];
+      const int64_t first = number * in.most, last = first + in.most < w.rows ? first + in.most : w.rows;
+      for (int64_t t = 0; t < last; t += tile_rows(t, w.rows, in.most))
+        if (t >= first)
+          read_tile(*w.product, w.x, w.up, t, tile_rows(t, w.rows, in.most), in, begin, end,
+                    reinterpret_cast<float*>(scratch));
     }
   }
 }
@@ -357,7 +365,9 @@ ort::Status plan(const void* what, Pass* pass) {
     const int64_t of_input = (rows + work->inputs[i].most - 1) / work->inputs[i].most;
     tiles = of_input > tiles ? of_input : tiles;
   }
-  pass->add(read_tiles, work, tiles, rows * channels < MANY);
+  work->chunks = p.norm != nullptr ? 1 : (channels + CHUNK - 1) / CHUNK;  // a norm needs all inputs
+  const int64_t inputs = rows * channels * (gates ? GATED : 1);
+  pass->add(read_tiles, work, tiles * work->chunks, inputs < MANY || tiles * work->chunks == 1);
   const bool few = work->total * PANEL * channels * ((rows + 3) / 4) < FEW;
   pass->add(multiply, work, work->total, few, p.weights[0].levels, p.weights[0].panels * p.weights[0].panel_bytes());
   return nullptr;

@@ -1,8 +1,8 @@
 // What happens to a row before it is quantised. Included once per instruction set, after lanes.hpp.
 
 static inline V sigmoid(V x) {
-  const V t = exponential(sub(all(0.f), absolute(x))), whole = add(all(1.f), t);
-  return at_sign(x, div(all(1.f), whole), div(t, whole));
+  const V t = exponential(sub(all(0.f), absolute(x)));
+  return div(at_sign(x, all(1.f), t), add(all(1.f), t));
 }
 static inline V gelu(V x) {  // 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
   const V inner = mul(all(0.7978845608f), fma(mul(mul(x, x), x), all(0.044715f), x));
