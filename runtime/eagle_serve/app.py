@@ -83,7 +83,7 @@ class Service:
 
     def begin(self, engine: Engine) -> None:
         """Serve a loaded model."""
-        self.jobs = Jobs(engine.run, engine.parallel, self.options.queue, FreeMemory().give_back)
+        self.jobs = Jobs(engine.decode, engine.serve, engine.parallel, self.options.queue, FreeMemory().give_back)
         self.engine = engine
 
     async def prepare(self, function: Callable[..., T], *arguments: Any) -> T:

@@ -6,12 +6,13 @@ import dataclasses
 import functools
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime import AnswerForm, Constraint, ConstraintError, EagleModel, RequestError
+from eagle_runtime import AnswerForm, Constraint, ConstraintError, EagleModel, Piece, RequestError
+from eagle_runtime.core.rounds import Asked
 from eagle_serve.errors import ApiError, error_of
 from eagle_serve.jobs import Job
 from eagle_serve.metrics import Metrics
@@ -138,21 +139,27 @@ class Engine:
         except RequestError as error:
             raise error_of(error, "prompt" if request.endpoint == "completions" else "messages", self._bundle) from None
 
-    def run(self, job: Job) -> None:
-        """Decode a job, telling it its pieces. Raises what a turn raises."""
+    def decode(self, job: Job) -> Generator[Piece | Asked, None, None]:
+        """Yields the pieces of a job, and before them the wishes that they need (Turn.events). Raises what a turn
+        raises."""
         prepared = job.prepared
-
         settings = {**prepared.settings, "on_cycle": job.note_cycle, "on_prefill": job.note_prefill}
         with self._prefixes.turn(prepared.ids, settings) as turn:
             job.begin(turn)
-            for piece in turn:
+            for event in turn.events:
+                if isinstance(event, Asked):
+                    yield event
+                    continue
                 job.note_piece()
-                result = piece.result
-                if result is not None:
+                if (result := event.result) is not None:
                     self._count(job, result.usage)
                     if result.finish_reason == "cancelled":
                         return
-                job.tell(piece)
+                yield event
+
+    def serve(self, wishes: Sequence[Asked]) -> None:
+        """Grant the wishes of several jobs. Raises ClosedError."""
+        self.model.grant(wishes)
 
     def close(self) -> None:
         """Free the kept states; the model stays open."""

@@ -9,6 +9,7 @@ from typing import Any
 EVENTS = "text/event-stream; charset=utf-8"
 LINES = "application/x-ndjson"
 DONE = b"data: [DONE]\n\n"
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps would make one for each event
 
 
 def event(data: Mapping[str, Any]) -> bytes:
@@ -32,4 +33,4 @@ def line(data: Mapping[str, Any]) -> bytes:
 
 
 def _json(data: Mapping[str, Any]) -> bytes:
-    return json.dumps(data, separators=(",", ":")).encode("ascii")
+    return _ENCODER.encode(data).encode("ascii")

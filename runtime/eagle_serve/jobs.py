@@ -1,7 +1,7 @@
-"""The queue: requests wait their turn, first come, first served, for a thread that decodes.
+"""The queue: requests wait their turn, first come, first served, for a place among those that decode.
 
-Each thread decodes one request; with several threads the model itself lets them take turns, one step at a time. The
-event loop hears of a job through its `events`.
+One thread decodes them all: it advances each to the forward pass that it needs next, runs these passes, as one where
+the engine can, and tells the event loop once what all have gained. The loop hears of a job through its `events`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from eagle_runtime import Cycle, EagleError, Piece
 from eagle_runtime.app.turn import AwaitedTurn
+from eagle_runtime.core.rounds import Asked
 from eagle_serve.errors import ApiError, error_of
 from eagle_serve.prepared import Prepared
 
@@ -27,15 +28,50 @@ Reason = Literal["client", "shutdown"]
 STOPPING = "the server is stopping; send the request to it again when it runs"
 
 
+class Events:
+    """News of one job, in the event loop: pieces, of which the last carries the result, or an error at the end."""
+
+    def __init__(self) -> None:
+        self._held: list[Event] = []
+        self._awaited: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def put(self, events: Sequence[Event]) -> None:
+        """They have come."""
+        self._held += events
+        self._wake()
+
+    async def take(self, within: float | None = None) -> list[Event]:
+        """Returns all that have come and were not taken: one or more, or none after `within` seconds. One task at a
+        time may wait."""
+        if not self._held:
+            loop = asyncio.get_running_loop()
+            self._awaited = loop.create_future()
+            timer = None if within is None else loop.call_later(within, self._wake)
+            try:
+                await self._awaited
+            finally:
+                self._awaited = None
+                if timer is not None:
+                    timer.cancel()
+        taken, self._held = self._held, []
+        return taken
+
+    def _wake(self) -> None:
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(None)
+
+
 class Job(AwaitedTurn):
-    """One request that waits, decodes, or is done. Events: pieces, of which the last carries the result, or an error at
-    the end."""
+    """One request that waits, decodes, or is done. events: what the event loop has heard of it."""
 
     def __init__(self, prepared: Prepared) -> None:
         """Made in the event loop that reads the events."""
         super().__init__()
         self.prepared = prepared
-        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self.events = Events()
         self.asked = time.perf_counter()
         self.finished = threading.Event()
         self.prefill = (0, len(prepared.ids))  # tokens of the prompt that were read, and all
@@ -43,7 +79,8 @@ class Job(AwaitedTurn):
         self.drafted = 0  # tokens that were drafted, and of them accepted
         self.accepted = 0
         self.reason: Reason | None = None  # of its end before its time
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
+        self._untold: list[Event] = []
 
     def note_cycle(self, cycle: Cycle) -> None:
         """Count what was drafted, and accepted of it."""
@@ -64,30 +101,39 @@ class Job(AwaitedTurn):
         if self.first is None:
             self.first = time.perf_counter() - self.asked
 
-    def tell(self, event: Event) -> None:
-        """Pass an event to the event loop, if it still runs."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.events.put_nowait, event)
+    def news(self, event: Event) -> list[Event]:
+        """Returns what is to be told now that an event has come: of an answer that is not streamed, all at its end."""
+        self._untold.append(event)
+        if not self.prepared.request.stream and isinstance(event, Piece) and event.result is None:
+            return []
+        told, self._untold = self._untold, []
+        return told
 
 
 class Jobs:
-    """The queue and its threads. run: decodes a job, telling it its pieces. waiting: jobs that may wait besides those
-    that decode. idle: called after the last job, which counts as running until it returns."""
+    """The queue and its thread. waiting: jobs that may wait besides those that decode."""
 
     def __init__(
-        self, run: Callable[[Job], None], threads: int, waiting: int, idle: Callable[[], None] = lambda: None
+        self,
+        decode: Callable[[Job], Iterator[Piece | Asked]],
+        serve: Callable[[Sequence[Asked]], None],
+        at_once: int,
+        waiting: int,
+        idle: Callable[[], None] = lambda: None,
     ) -> None:
-        self._run = run
+        """decode: yields a job's pieces, and before them wishes; serve: grants the wishes of several jobs. at_once: how
+        many decode. idle: called after the last job, which counts as running until it returns."""
+        self._decode = decode
+        self._serve = serve
         self._idle = idle
-        self._most = threads + waiting
+        self._at_once = at_once
+        self._most = at_once + waiting
         self._ready = threading.Condition()
         self._queue: deque[Job] = deque()
         self._running: set[Job] = set()
-        self._decoding = 0  # of these, those that are not done
         self._stopping = False
-        self._threads = [threading.Thread(target=self._work, name=f"eagle-serve-{n}") for n in range(threads)]
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._work, name="eagle-serve-decode")
+        self._thread.start()
 
     def submit(self, job: Job) -> None:
         """Add a job. Raises ApiError: 429 if too many wait, 503 while the server stops."""
@@ -132,7 +178,7 @@ class Jobs:
             self._stopping = True
 
     def stop(self) -> None:
-        """Cancel all jobs, and end the threads once they are done."""
+        """Cancel all jobs, and end the thread once they are done."""
         self.refuse()
         with self._ready:
             jobs = [*self._queue, *self._running]
@@ -140,43 +186,94 @@ class Jobs:
             self.withdraw(job, "shutdown")
         with self._ready:
             self._ready.notify_all()
-        for thread in self._threads:
-            thread.join()
+        self._thread.join()
 
     def _work(self) -> None:
+        decoding: dict[Job, Iterator[Piece | Asked]] = {}
         while True:
-            with self._ready:
-                while not self._queue and not self._stopping:
-                    self._ready.wait()
-                if not self._queue:
-                    return
-                job = self._queue.popleft()
-                self._running.add(job)
-                self._decoding += 1
-            try:
-                if not job.cancelled:
-                    self._run(job)
-            except Exception as error:
-                job.tell(self._failure(error))
-            finally:
-                with self._ready:
-                    self._decoding -= 1
-                    last = self._decoding == 0 and not self._queue
-                if last:
-                    self._idle()
-                with self._ready:
-                    self._running.discard(job)
-                self._end(job)
+            decoding |= {job: self._events(job) for job in self._admitted()}
+            if not decoding:
+                return
+            news: list[tuple[Job, list[Event]]] = []
+            wishes: dict[Job, Asked] = {}
+            for job, events in decoding.items():
+                told, wish = self._advance(job, events)
+                if told:
+                    news.append((job, told))
+                if wish is not None:
+                    wishes[job] = wish
+            _tell(news)
+            ended = [job for job in decoding if job not in wishes]
+            decoding = {job: decoding[job] for job in wishes}
+            if ended:
+                self._leave(ended, last=not decoding)
+            if wishes:
+                self._grant(wishes)
+
+    def _admitted(self) -> list[Job]:
+        """Waits for jobs where none runs; returns those that now begin, none at the end."""
+        with self._ready:
+            while not (self._queue or self._running or self._stopping):
+                self._ready.wait()
+            count = min(len(self._queue), self._at_once - len(self._running))
+            jobs = [self._queue.popleft() for _ in range(count)]
+            self._running.update(jobs)
+            return jobs
+
+    def _events(self, job: Job) -> Iterator[Piece | Asked]:
+        return iter(()) if job.cancelled else self._decode(job)
+
+    def _advance(self, job: Job, events: Iterator[Piece | Asked]) -> tuple[list[Event], Asked | None]:
+        """Returns what is to be told of a job, and its next wish; None at its end."""
+        told: list[Event] = []
+        try:
+            for event in events:
+                if isinstance(event, Asked):
+                    return told, event
+                told += job.news(event)
+        except Exception as error:
+            told += job.news(_failure(error))
+        return told, None
+
+    def _grant(self, wishes: dict[Job, Asked]) -> None:
+        try:
+            self._serve([*wishes.values()])
+        except Exception as error:  # the engines are closed
+            for wish in wishes.values():
+                if not wish.done:
+                    wish.fail(error)
+
+    def _leave(self, ended: Sequence[Job], last: bool) -> None:
+        """Jobs have ended. last: whether none decodes any more."""
+        with self._ready:
+            last = last and not self._queue
+        if last:
+            self._idle()
+        with self._ready:
+            self._running.difference_update(ended)
+        for job in ended:
+            self._end(job)
 
     def _end(self, job: Job) -> None:
         if job.reason == "shutdown":
-            job.tell(stopping())
+            _tell([(job, [stopping()])])
         job.finished.set()
 
-    def _failure(self, error: Exception) -> ApiError:
-        if isinstance(error, EagleError):
-            return error_of(error)
-        return internal_error(error)
+
+def _tell(news: Sequence[tuple[Job, list[Event]]]) -> None:
+    """Pass events of jobs to their event loop, if it still runs, which wakes once for all of them."""
+
+    def put() -> None:
+        for job, events in news:
+            job.events.put(events)
+
+    if news:
+        with contextlib.suppress(RuntimeError):
+            news[0][0].loop.call_soon_threadsafe(put)
+
+
+def _failure(error: Exception) -> ApiError:
+    return error_of(error) if isinstance(error, EagleError) else internal_error(error)
 
 
 def stopping() -> ApiError:

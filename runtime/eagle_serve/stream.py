@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from eagle_runtime import Piece
 from eagle_serve.dialect import Writer
 from eagle_serve.errors import ApiError
-from eagle_serve.jobs import Job, Jobs
+from eagle_serve.jobs import Event, Job, Jobs
 from eagle_serve.metrics import Metrics
 from eagle_serve.options import Limits
 
@@ -56,22 +56,26 @@ class EventStream:
         await self._write(send, self._answer.begin())
         said = ""
         while not gone.done():
-            try:
-                news = await asyncio.wait_for(self._job.events.get(), self._limits.look_s)
-            except asyncio.TimeoutError:
+            events = await self._job.events.take(self._limits.look_s)
+            if not events:
                 state = self._state()
                 if state != said or time.monotonic() - self._written > self._limits.ping_s:
                     said = state
                     await self._write(send, self._answer.waiting(state))
                 continue
-            if isinstance(news, ApiError):
-                await self._send(send, _body(self._answer.failed(news), more=False))
+            content = b"".join(map(self._content, events))
+            if is_last(events[-1]):
+                await self._send(send, _body(content, more=False))
                 return True
-            await self._write(send, self._answer.add(news))
-            if news.result is not None:
-                await self._send(send, _body(self._answer.end(news.result), more=False))
-                return True
+            await self._write(send, content)
         return False
+
+    def _content(self, event: Event) -> bytes:
+        """What the stream says of an event."""
+        if isinstance(event, ApiError):
+            return self._answer.failed(event)
+        content = self._answer.add(event)
+        return content if event.result is None else content + self._answer.end(event.result)
 
     def _state(self) -> str:
         """What the client waits for."""
@@ -101,19 +105,19 @@ async def whole(job: Job, jobs: Jobs, metrics: Metrics, receive: Receive) -> lis
     pieces: list[Piece] = []
     complete = False
     try:
-        while True:
-            news = asyncio.create_task(job.events.get())
+        while not complete:
+            news = asyncio.create_task(job.events.take())
             await asyncio.wait((news, gone), return_when=asyncio.FIRST_COMPLETED)
             if not news.done():
                 news.cancel()
                 raise ConnectionError("the client went away")
-            got = news.result()
-            complete = isinstance(got, ApiError) or got.result is not None
-            if isinstance(got, ApiError):
-                raise got
-            pieces.append(got)
-            if complete:
-                return pieces
+            events = news.result()
+            complete = is_last(events[-1])
+            for event in events:
+                if isinstance(event, ApiError):
+                    raise event
+                pieces.append(event)
+        return pieces
     finally:
         if not complete:
             jobs.withdraw(job, "client")
@@ -127,6 +131,11 @@ async def disconnected(receive: Receive) -> None:
     """Wait until the client goes away."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def is_last(event: Event) -> bool:
+    """Whether nothing comes after an event."""
+    return isinstance(event, ApiError) or event.result is not None
 
 
 def _body(content: bytes, *, more: bool = True) -> Message:

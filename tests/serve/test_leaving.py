@@ -28,12 +28,12 @@ def test_a_client_that_leaves_frees_its_sequence_within_a_pass(bundle_of: Callab
 
         async def scenario() -> None:
             def job(prompt: list[int], tokens: int) -> Job:
-                body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+                body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True}
                 return Job(engine.prepare(parse_request(body, "completions", options, engine.names)))
 
             others = [job([number, 5, 6], 120) for number in range(3)]
             leaving = job([7] * 1500 if reading else [7, 8], 120)
-            jobs = Jobs(engine.run, 4, 0)
+            jobs = Jobs(engine.decode, engine.serve, 4, 0)
             try:
                 for one in (*others, leaving):
                     jobs.submit(one)
@@ -41,16 +41,16 @@ def test_a_client_that_leaves_frees_its_sequence_within_a_pass(bundle_of: Callab
                     while leaving.prefill[0] == 0:
                         await asyncio.sleep(0)
                 else:
-                    await asyncio.wait_for(leaving.events.get(), PATIENCE_S)
+                    await asyncio.wait_for(leaving.events.take(), PATIENCE_S)
                 jobs.withdraw(leaving, "client")
                 read, drafted = leaving.prefill[0], leaving.drafted
                 await asyncio.to_thread(leaving.finished.wait, PATIENCE_S)
                 # What runs when the client leaves may come to its end; nothing begins after it.
                 assert leaving.prefill[0] - read <= 512 and leaving.prefill[0] <= 1500
-                assert (leaving.drafted > drafted) <= (not reading) and leaving.events.qsize() <= 1
+                assert (leaving.drafted > drafted) <= (not reading) and len(leaving.events) <= 1
                 for one in others:
                     await asyncio.to_thread(one.finished.wait, PATIENCE_S)
-                    assert not one.cancelled and one.events.qsize() > 0
+                    assert not one.cancelled and len(one.events) > 0
             finally:
                 await asyncio.to_thread(jobs.stop)
 

@@ -13,20 +13,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import openai
 import pytest
 from openai import OpenAI
 
-from eagle_runtime import EagleModel
+from eagle_runtime import ClosedError, EagleModel, Piece, Result
+from eagle_runtime.app.result import Stop, usage_of
+from eagle_runtime.core.rounds import Asked, Member
 from eagle_serve import Limits, Options
 from eagle_serve.errors import ApiError
-from eagle_serve.jobs import Job, Jobs
+from eagle_serve.jobs import Event, Job, Jobs
 from eagle_serve.prepared import Prepared
 from eagle_serve.request import Request
 from eagle_serve.server import serving
+from eagle_serve.stream import is_last
 from patience import PATIENCE_S
 from raw_http import events, post, request
 from serve.clients import (
@@ -43,8 +47,16 @@ LONG = {"prompt": "def f(", "max_tokens": 2000, "temperature": 0, "ignore_eos": 
 SHORT = {"prompt": "def f(", "max_tokens": 3, "temperature": 0}
 
 
-def prepared() -> Prepared:
-    return Prepared(Request("completions", None, prompt="x"), (1, 2), {})
+def prepared(stream: bool = True) -> Prepared:
+    return Prepared(Request("completions", None, prompt="x", stream=stream), (1, 2), {})
+
+
+def piece(text: str) -> Piece:
+    return Piece((), text)
+
+
+def refused(wishes: Sequence[Asked]) -> None:
+    raise AssertionError("nothing was wished for")
 
 
 def test_jobs_run_in_order_and_too_many_are_refused() -> None:
@@ -53,13 +65,14 @@ def test_jobs_run_in_order_and_too_many_are_refused() -> None:
     open_gate = threading.Event()
     entered = threading.Event()
 
-    def run(job: Job) -> None:
+    def decode(job: Job) -> Iterator[Piece | Asked]:
         entered.set()
         open_gate.wait(PATIENCE_S)
         ran.append(numbers[job])
+        yield from ()
 
     async def scenario() -> None:
-        jobs = Jobs(run, threads=1, waiting=3, idle=lambda: idle.append(len(ran)))
+        jobs = Jobs(decode, refused, at_once=1, waiting=3, idle=lambda: idle.append(len(ran)))
         made = [Job(prepared()) for _ in range(5)]
         numbers.update({job: index for index, job in enumerate(made)})
         jobs.submit(made[0])
@@ -89,18 +102,82 @@ def test_jobs_run_in_order_and_too_many_are_refused() -> None:
     assert set(threading.enumerate()) <= before
 
 
+LAST = Piece((), "", Result("", (), "stop", Stop("eos"), usage_of("vanilla", 0, (2, 0), 0, [], (0.0, 0.0, 0.0))))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_jobs_share_rounds_and_a_whole_answer_is_told_at_its_end(stream: bool) -> None:
+    rounds: list[int] = []  # wishes of each
+    open_gate = threading.Event()
+
+    def serve(wishes: Sequence[Asked]) -> None:
+        rounds.append(len(wishes))
+        if len(rounds) == 5:
+            raise ClosedError("the engines are gone")
+        for wish in wishes:
+            wish.advance()
+
+    def decode(job: Job) -> Iterator[Piece | Asked]:
+        open_gate.wait(PATIENCE_S)
+        for number in range(3):
+            yield (wish := Asked(Member(), partial(list, (number,))))
+            yield piece(str(wish.taken()[0]))
+        yield LAST
+
+    async def told(job: Job) -> list[list[Event]]:
+        """What each look at the news brought."""
+        looks: list[list[Event]] = []
+        while not looks or not is_last(looks[-1][-1]):
+            looks.append(await asyncio.wait_for(job.events.take(), PATIENCE_S))
+        return looks
+
+    async def scenario() -> None:
+        jobs = Jobs(decode, serve, at_once=2, waiting=0)
+        first, second = Job(prepared(stream)), Job(prepared(stream))
+        jobs.submit(first)
+        jobs.submit(second)
+        open_gate.set()
+        for looks in await asyncio.gather(told(first), told(second)):
+            assert [event for look in looks for event in look] == [piece("0"), piece("1"), piece("2"), LAST]
+            assert stream or len(looks) == 1
+        assert rounds in ([2, 2, 2], [1, 2, 2, 1])  # the second may begin a round later
+        rounds[:] = [0] * 4
+        jobs.submit(third := Job(prepared(stream)))
+        ((error,),) = await told(third)
+        assert isinstance(error, ApiError) and "the engines are gone" in error.message
+        await asyncio.to_thread(jobs.stop)
+
+    asyncio.run(scenario())
+
+
+def test_news_are_waited_for_no_longer_than_asked() -> None:
+    async def scenario() -> None:
+        job = Job(prepared())
+        assert await job.events.take(0.001) == []
+        job.events.put([piece("a"), piece("b")])
+        assert await job.events.take(PATIENCE_S) == [piece("a"), piece("b")]
+        waiting = asyncio.create_task(job.events.take(PATIENCE_S))
+        await asyncio.sleep(0)
+        job.events.put([piece("c")])
+        job.events.put([piece("d")])
+        assert await waiting == [piece("c"), piece("d")]
+
+    asyncio.run(scenario())
+
+
 def test_a_bug_is_an_error_with_a_number_and_no_details(caplog: pytest.LogCaptureFixture) -> None:
-    def run(job: Job) -> None:
+    def decode(job: Job) -> Iterator[Piece | Asked]:
+        yield piece("a")
         raise ZeroDivisionError("a secret")
 
     async def scenario() -> ApiError:
-        jobs = Jobs(run, threads=1, waiting=0)
+        jobs = Jobs(decode, refused, at_once=1, waiting=0)
         job = Job(prepared())
         jobs.submit(job)
-        event = await asyncio.wait_for(job.events.get(), PATIENCE_S)
-        jobs.stop()
-        assert isinstance(event, ApiError)
-        return event
+        events = await asyncio.wait_for(job.events.take(), PATIENCE_S)
+        await asyncio.to_thread(jobs.stop)
+        assert isinstance(events[-1], ApiError)
+        return events[-1]
 
     error = asyncio.run(scenario())
     assert (error.status, error.code) == (500, "internal_error") and "secret" not in error.message

@@ -24,6 +24,7 @@ from eagle_runtime.core.counters import CountedSession, Counters
 from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.generate import asking
 from eagle_runtime.core.head import HeadOfText
+from eagle_runtime.core.rounds import Asked
 from eagle_runtime.core.scheduler import Lease, Scheduler
 from eagle_runtime.core.session import Session
 from eagle_runtime.drafting.cost_model import Costs
@@ -303,6 +304,11 @@ class EagleModel:
             request_of(self.bundle, self._state, ids, self.context, **merged)  # which checks the settings
             begins.append(lambda ids=ids, merged=merged: self._turn_alone(ids, merged))  # type: ignore[misc]
         return pieces_of(begins, width, self._engines.rounds.serve)
+
+    def grant(self, wishes: Sequence[Asked]) -> None:
+        """Grant wishes of turns that one thread reads by their `events`, as `batch` does; in one forward pass where the
+        backend joins texts. Raises ClosedError."""
+        self._engines.rounds.serve(wishes)
 
     def _turn_alone(self, ids: list[int], settings: dict[str, Any]) -> Turn:
         """A turn with caches of its own, which are freed at its end."""
