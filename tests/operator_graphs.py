@@ -25,6 +25,11 @@ Array = npt.NDArray[Any]
 HIDDEN = float(np.finfo(np.float32).min)
 
 
+def bits(array: Array) -> Array:
+    """The numbers' bits, of which two that are equal may have others: -0 and 0, or NaNs."""
+    return array.view(f"u{array.itemsize}")
+
+
 def library() -> Path:
     """Of the installed operators."""
     path = native_operators().library
@@ -170,7 +175,8 @@ def product_in_words(x: Array, blocks: Blocks) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Of one attention node. window 0: none; cap 0: none. half: whether its cache is in fp16."""
+    """Of one attention node. window 0: none; cap 0: none. kept: type of its
+    cache; uint8 for bytes with scales."""
 
     heads: int
     kv_heads: int
@@ -179,7 +185,7 @@ class Heads:
     window: int = 0
     cap: float = 0.0
     rotated: bool = True
-    half: bool = False
+    kept: str = "float32"
 
     def session(self, by_rows: bool = False, **other: int) -> OneNode:
         """One ExactTreeAttention. by_rows: keys and values [1, P, KV, D]; other: attributes in the place of the right
@@ -187,14 +193,18 @@ class Heads:
         names = ["q", "k", "v", "keys", "values", "positions", "mask", *(["cosine", "sine"] if self.rotated else [])]
         ranks = [3, 3, 3, 4 if by_rows else 3, 4, 2, 4, 3, 3]
         kinds = {name: TensorProto.INT64 if name == "positions" else TensorProto.FLOAT for name in names}
-        if self.half:
-            kinds |= dict.fromkeys(("keys", "values"), TensorProto.FLOAT16)
+        kinds |= dict.fromkeys(("keys", "values"), helper.np_dtype_to_tensor_dtype(np.dtype(self.kept)))
         attributes: dict[str, Any] = {"heads": self.heads, "kv_heads": self.kv_heads, "width": self.width}
         attributes |= {"scale": self.width**-0.5, "window": self.window, "softcap": self.cap}
         node = helper.make_node(
             "ExactTreeAttention", names, ["y0", "y1", "y2"], domain="eagle", **{**attributes, **other}
         )
         return opened([node], {n: (kinds[n], r) for n, r in zip(names, ranks, strict=False)}, 3, {})
+
+    def past(self, rng: np.random.Generator, length: int) -> tuple[Array, Array]:
+        """Keys and values of so many committed rows, [L, KV, D] or in bytes [L, KV, D / 4 + 1], as passes return them."""
+        keys, values = rng.standard_normal((2, length, self.kv_heads, self.width)).astype(np.float32)
+        return (as_bytes(keys), as_bytes(values)) if self.kept == "uint8" else (keys, values)
 
     def rows(self, rng: np.random.Generator, count: int) -> dict[str, Array]:
         """Queries, keys and values of new rows [T, heads * D]."""
@@ -206,13 +216,13 @@ class Heads:
     def feeds(
         self, rows: dict[str, Array], past: tuple[Array, Array], parents: Sequence[int], spare: int
     ) -> dict[str, Array]:
-        """Inputs of a pass. past: keys and values [L, KV, D]; spare: columns of the cache without a row."""
+        """Inputs of a pass. past: as `past` makes it; spare: columns of the cache without a row."""
         length, count = len(past[0]), len(parents)
         visible, depths = seen(parents)
         angles = (length + depths)[:, None] * 10000.0 ** (-np.arange(self.width // 2) / (self.width / 2))
-        stored = np.float16 if self.half else np.float32
-        padded = [np.pad(part.astype(stored), ((0, spare), (0, 0), (0, 0))) for part in past]
-        pieces = padded[1].reshape(length + spare, self.kv_heads, -1, self.cut)
+        stored = [part.view(np.uint8) if self.kept == "uint8" else part.astype(self.kept) for part in past]
+        padded = [np.pad(part, ((0, spare), (0, 0), (0, 0))) for part in stored]
+        pieces = padded[1].reshape(length + spare, self.kv_heads, self.width // self.cut, -1)
         feeds = {name: part[None] for name, part in rows.items()}
         feeds |= {
             "keys": np.ascontiguousarray(padded[0].transpose(1, 0, 2)),
@@ -241,9 +251,12 @@ class Heads:
         q, k, v = (feeds[name][0].reshape(count, -1, self.width).astype(np.float64) for name in "qkv")
         if self.rotated:
             q, k = (self._turned(part, feeds) for part in (q, k))
-        if self.half:
+        if self.kept == "float16":
             past = past[0].astype(np.float16), past[1].astype(np.float16)
             k, v = (part.astype(np.float16).astype(np.float64) for part in (k, v))
+        if self.kept == "uint8":
+            past = of_bytes(past[0]), of_bytes(past[1])
+            k, v = (of_bytes(as_bytes(part.astype(np.float32))) for part in (k, v))
         position = feeds["positions"][0]
         out = np.zeros_like(q)
         for t in range(count):
@@ -268,6 +281,21 @@ class Heads:
         a, b = np.split(x, 2, axis=-1)
         turned: Array = np.concatenate([a * cosine - b * sine, a * sine + b * cosine], -1)
         return turned
+
+
+def as_bytes(rows: Array) -> Array:
+    """Rows [..., D] as a cache of bytes keeps them: [..., D / 4 + 1] words of D signed bytes and a scale."""
+    largest = np.abs(rows).max(-1, keepdims=True)
+    factor = np.float32(127) / np.where(largest > 0, largest, np.float32(1))
+    scales = (largest / np.float32(127)).astype(np.float32)
+    words = [np.rint(rows * factor).astype(np.int8).view(np.float32), scales]
+    return np.concatenate(words, -1)
+
+
+def of_bytes(words: Array) -> Array:
+    """What such rows stand for, in fp64."""
+    numbers: Array = words[..., :-1].view(np.int8).astype(np.float64) * words[..., -1:]
+    return numbers
 
 
 def seen(parents: Sequence[int]) -> tuple[Array, Array]:

@@ -14,7 +14,12 @@ from eagle_export.recipes.blocks import Grid
 from operator_graphs import Array, Heads, OneNode, instructions, product, random_blocks
 from step_graphs import layers
 
-TYPES = {np.dtype(np.float32): 1, np.dtype(np.int64): 7}  # ONNX's numbers
+TYPES = {
+    np.dtype(np.float32): 1,
+    np.dtype(np.uint8): 2,
+    np.dtype(np.int64): 7,
+    np.dtype(np.float16): 10,
+}  # ONNX's numbers
 PRODUCTS = [  # K, columns and grids of the weights, rows
     (576, [(576, Grid(4, 64, True)), (192, Grid(8, 64, True)), (192, Grid(8, 64, True))], (1, 2, 3, 4, 7)),
     (1536, [(80, Grid(4, 128, True))], (1, 5)),
@@ -22,6 +27,7 @@ PRODUCTS = [  # K, columns and grids of the weights, rows
     (48, [(40, Grid(4, 16, False)), (24, Grid(8, 16, True))], (4,)),
 ]
 HEADS = [Heads(9, 3, 64, 16), Heads(4, 2, 16, 16, window=40), Heads(8, 1, 256, 32, window=200, cap=30.0)]
+HEADS += [Heads(9, 3, 64, 16, kept="float16"), Heads(9, 3, 64, 64, kept="uint8")]
 
 
 def cases() -> list[tuple[OneNode, dict[str, Array], list[Array]]]:
@@ -43,10 +49,8 @@ def cases() -> list[tuple[OneNode, dict[str, Array], list[Array]]]:
         for heads in HEADS:
             session = heads.session()
             for length, parents in [(0, [-1]), (130, [-1, 0, 0, 1, 1, 2, 5]), (700, range(-1, 40))]:
-                past = tuple(
-                    rng.standard_normal((length, heads.kv_heads, heads.width)).astype(np.float32) for _ in range(2)
-                )
-                inputs = heads.feeds(heads.rows(rng, len(parents)), (past[0], past[1]), list(parents), spare=8)
+                past = heads.past(rng, length)
+                inputs = heads.feeds(heads.rows(rng, len(parents)), past, list(parents), spare=8)
                 found.append((session, inputs, session.run(None, inputs)))
         for norms, length, parents in [(False, 0, [-1]), (True, 130, [-1, 0, 0, 1, 1, 2, 5])]:
             two = layers(rng, norms=norms)

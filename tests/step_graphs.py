@@ -30,8 +30,8 @@ class Layers:
 
     def feeds(self, rng: np.random.Generator, length: int, parents: Sequence[int]) -> dict[str, Array]:
         """Inputs of a pass over a tree after `length` columns."""
-        past = tuple(rng.standard_normal((length, HEADS.kv_heads, HEADS.width)).astype(np.float32) for _ in range(2))
-        feeds = HEADS.feeds(HEADS.rows(rng, len(parents)), (past[0], past[1]), parents, spare=3)
+        past = HEADS.past(rng, length)
+        feeds = HEADS.feeds(HEADS.rows(rng, len(parents)), past, parents, spare=3)
         x = rng.standard_normal((1, len(parents), WIDE)).astype(np.float32)
         return {"x": x, **{name: feeds[name] for name in (*CACHES, *SHARED)}}
 

@@ -2,8 +2,9 @@
 // columns, in the order of their positions, and on nothing else.
 //
 //   inputs   q [1, T, heads * D] or [1, T, heads, D], k and v alike with kv_heads, fp32
-//            past keys [kv_heads, C, D], past values [kv_heads, D / cut, C, cut], fp32 or both fp16; or both
-//            [1, P, kv_heads, D] fp32, without a window
+//            past keys [kv_heads, C, D], past values [kv_heads, D / cut, C, cut], fp32 or both fp16; or keys
+//            [kv_heads, C, D + 4] and values [kv_heads, 1, C, D + 4] uint8, D signed bytes and their scale, for D a
+//            multiple of 16; or both [1, P, kv_heads, D] fp32, without a window
 //            position_ids [1, T] int64, the first being the number of committed columns; of the second form P - L + T
 //            columns are committed, whatever the positions
 //            tree_mask [1, 1, T, T] fp32: a row sees the new rows at which it is above -1; of the second form
@@ -11,7 +12,7 @@
 //            texts that were announced (eagle_next_pass), whose last column numbers the text of a row, from 0 on
 //            cosine and sine [1, T, D / 2] fp32, or neither: q and k are rotated already
 //   outputs  [1, T, heads * D], new keys and new values [1, T, kv_heads, D], fp32; with a past in fp16 the nearest values
-//            that it has, beyond its range the largest
+//            that it has, beyond its range the largest; with a past of bytes [1, T, kv_heads, D / 4 + 1], its bytes
 //   attributes  heads, kv_heads, width (D), scale; window (0: none), softcap (0: none)
 #include <string.h>
 
@@ -50,7 +51,7 @@ ort::Status create(const Source& source, void** what) {
   source.attribute("window", &node.window);
   source.attribute("softcap", &node.cap);
   if (!sizes || node.heads < 1 || node.heads > 4096 || node.kv_heads < 1 || node.heads % node.kv_heads ||
-      node.width < 8 || node.width > 1024 || node.width % 8 || node.window < 0 || !(node.cap >= 0) ||
+      node.width < 8 || node.width > MOST_WIDTH || node.width % 8 || node.window < 0 || !(node.cap >= 0) ||
       source.outputs != 3)
     return ort::error("ExactTreeAttention: heads, kv_heads, width, scale, window or softcap are missing or wrong");
   node.kernels = &chosen();
@@ -66,17 +67,24 @@ bool rows_of(const ort::Tensor& t, int64_t rows, int64_t heads, int64_t width) {
   return (t.rank == 3 && t.dims[2] == heads * width) || (t.rank == 4 && t.dims[2] == heads && t.dims[3] == width);
 }
 
-// Keys [kv_heads, C, D], values [kv_heads, D / cut, C, cut].
+// Keys [kv_heads, C, D], values [kv_heads, D / cut, C, cut]; of bytes D + 4, and one piece.
+void spread(Attention* job, int64_t columns) {
+  job->columns = columns;
+  job->key_head = job->value_head = columns * job->key_column, job->value_piece = columns * job->value_column;
+}
 bool lay_out_heads(const Heads& node, const ort::Tensor& keys, const ort::Tensor& values, Attention* job) {
-  const int64_t D = node.width, cut = values.rank == 4 ? values.dims[3] : 0, columns = keys.dims[1];
-  job->half = keys.type == ort::FLOAT16;
-  const int kind = job->half ? ort::FLOAT16 : ort::FLOAT;
-  if (!keys.is(kind, 3) || keys.dims[0] != node.kv_heads || columns < 1 || keys.dims[2] != D || !values.is(kind, 4) ||
-      values.dims[0] != node.kv_heads || cut < 8 || cut % 8 || values.dims[1] * cut != D || values.dims[2] != columns)
+  const bool bytes = keys.type == ort::UINT8;
+  const int kind = bytes ? ort::UINT8 : keys.type == ort::FLOAT16 ? ort::FLOAT16 : ort::FLOAT;
+  const int64_t D = node.width, scale = bytes ? SCALE : 0, columns = keys.dims[1];
+  const int64_t cut = values.rank == 4 ? values.dims[3] - scale : 0;
+  if (!keys.is(kind, 3) || keys.dims[0] != node.kv_heads || columns < 1 || keys.dims[2] != D + scale ||
+      !values.is(kind, 4) || values.dims[0] != node.kv_heads || cut < 8 || cut % 8 || values.dims[1] * cut != D ||
+      values.dims[2] != columns || (bytes && (cut != D || D % 16)))
     return false;
-  job->columns = columns, job->cut = cut;
-  job->key_head = job->value_head = columns * D, job->key_column = D;
-  job->value_column = cut, job->value_piece = columns * cut;
+  job->numbers = bytes ? BYTES : kind == ort::FLOAT16 ? HALF : SINGLE;
+  job->row = bytes ? D / 4 + 1 : D;
+  job->cut = cut, job->key_column = D + scale, job->value_column = cut + scale;
+  spread(job, columns);
   return true;
 }
 
@@ -88,7 +96,7 @@ bool lay_out_rows(const Heads& node, const ort::Tensor& keys, const ort::Tensor&
     if (t->type != ort::FLOAT || t->rank != 4 || t->dims[0] != 1 || t->dims[1] != columns || columns < 0 ||
         (columns > 0 && t->data == nullptr) || t->dims[2] != node.kv_heads || t->dims[3] != D || node.window)
       return false;
-  job->half = false;
+  job->numbers = SINGLE, job->row = D;
   job->columns = columns, job->cut = D;
   job->key_head = job->value_head = D, job->key_column = job->value_column = node.kv_heads * D;
   job->value_piece = 0;
@@ -144,7 +152,7 @@ ort::Status read(const Heads& node, Pass* pass, Attention* job, const float** ma
   j.past_keys = keys.data, j.past_values = values.data;
   j.cosine = static_cast<const float*>(cosine.data), j.sine = static_cast<const float*>(sine.data);
   *mask = static_cast<const float*>(tree.data);
-  const int64_t out[3] = {1, rows, node.heads * D}, rows_out[4] = {1, rows, node.kv_heads, D};
+  const int64_t out[3] = {1, rows, node.heads * D}, rows_out[4] = {1, rows, node.kv_heads, j.row};
   RETURN_IF_ERROR(pass->output(0, out, 3, &j.out));
   RETURN_IF_ERROR(pass->output(1, rows_out, 4, &j.new_keys));
   return pass->output(2, rows_out, 4, &j.new_values);
@@ -223,7 +231,7 @@ ort::Status look(const float* mask, const Attention& j, bool several, Pass* pass
 // The rows of text i among those of a pass, whose cache is that of text 0 in this layer.
 ort::Status narrow_to(const Seen& seen, int64_t i, const Heads& node, Attention* job) {
   Attention& j = *job;
-  const int64_t D = j.width, row = seen.row, from = row * j.kv_heads * D;
+  const int64_t D = j.width, row = seen.row, from = row * j.kv_heads * D, to = row * j.kv_heads * j.row;
   const Text &first = texts[0], &own = texts[i];
   const int64_t layer =
       first.key_layer > 0 ? (reinterpret_cast<int64_t>(j.past_keys) - first.keys) / first.key_layer : -1;
@@ -234,10 +242,10 @@ ort::Status narrow_to(const Seen& seen, int64_t i, const Heads& node, Attention*
   j.past_keys = reinterpret_cast<const void*>(own.keys + layer * own.key_layer);
   j.past_values = reinterpret_cast<const void*>(own.values + layer * own.value_layer);
   j.columns = own.columns, j.committed = own.committed;
-  if (j.value_piece > 0) j.key_head = j.value_head = j.columns * D, j.value_piece = j.columns * j.cut;
+  if (j.value_piece > 0) spread(job, own.columns);
   j.rows = seen.rows, j.positions += row;
   j.q += row * node.heads * D, j.out += row * node.heads * D;
-  j.k += from, j.v += from, j.new_keys += from, j.new_values += from;
+  j.k += from, j.v += from, j.new_keys += to, j.new_values += to;
   if (j.cosine != nullptr) j.cosine += row * D / 2, j.sine += row * D / 2;
   return nullptr;
 }

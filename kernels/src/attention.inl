@@ -24,6 +24,18 @@ static inline void score_tile(const float* q, int64_t apart, const K* const* key
   for (int i = 0; i < M; i++) four_sums(sums[i][0], sums[i][1], sums[i][2], sums[i][3], out + i * stride);
 }
 
+// Multiplies numbers [rows, LINE] of `count` columns by the columns' scales, if the cache has some; at, which: as in `scores`.
+template <class B>
+static void by_scales(const Attention& job, float* s, int64_t rows, const B* at, int64_t apart, const int32_t* which,
+                      int64_t count) {
+  if (sizeof(B) > 1) return;
+  float scales[LINE];
+  for (int64_t c = 0; c < count; c++) memcpy(scales + c, at + (which ? which[c] : c) * apart + job.width, SCALE);
+  for (int64_t c = count; c < count + 8; c++) scales[c] = 1;  // others may follow in s
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t c = 0; c < count; c += 8) store(s + r * LINE + c, mul(load(s + r * LINE + c), load(scales + c)));
+}
+
 // Scores of queries [rows, width] with `count` keys: key i lies at keys + which[i] * apart, or at keys + i * apart. out
 // [rows, LINE]; up to three values beyond `count` are overwritten.
 template <class K>
@@ -44,6 +56,7 @@ static void scores(const Attention& job, const float* q, int64_t rows, const K* 
     if (rows - r == 2) score_tile<2>(q + r * job.width, job.width, four, job.width, out + r * LINE + c, LINE);
     if (rows - r == 1) score_tile<1>(q + r * job.width, job.width, four, job.width, out + r * LINE + c, LINE);
   }
+  by_scales(job, out, rows, keys, apart, which, count);
 }
 
 // out [M, width] (+)= weights [M, LINE] times values, 8 W of the width: each element is one chain over the columns.
@@ -82,10 +95,12 @@ static void mix_rows(const Attention& job, const float* weights, const B* values
     mix_tile<M, 1>(weights, places, apart, which, count, out + d, width, more);
   }
 }
-// Values of column c and place d lie at values + d / cut * piece + c * apart + d % cut, with which[c] for c if given.
+// Values of column c and place d lie at values + d / cut * piece + c * apart + d % cut, with which[c] for c if given. Weights are
+// multiplied by the values' scales, if there are some.
 template <class B>
-static void mix(const Attention& job, const float* weights, int64_t rows, const B* values, int64_t cut, int64_t piece,
+static void mix(const Attention& job, float* weights, int64_t rows, const B* values, int64_t cut, int64_t piece,
                 int64_t apart, const int32_t* which, int64_t count, float* out, bool more) {
+  by_scales(job, weights, rows, values, apart, which, count);
   int64_t r = 0;
   for (; r + 6 <= rows; r += 6)
     mix_rows<6>(job, weights + r * LINE, values, cut, piece, apart, which, count, out + r * job.width, more);
@@ -104,15 +119,29 @@ static void as_in_cache(float* x, int64_t n) {
   }
 }
 
+// A row of a cache of bytes: x to the nearest of 127 steps up to the largest absolute value, on either side of zero.
+static void to_bytes(const float* x, int64_t n, float* row) {
+  int8_t* bytes = reinterpret_cast<int8_t*>(row);
+  float scale;
+  int32_t sum;
+  quantise(x, n, n, 1, bytes, &scale, &sum);
+  memcpy(bytes + n, &scale, SCALE);
+}
+
 // Puts the key and the value of row t in the column of the cache that follows the committed ones and the rows before.
 template <typename T>
 static void write_row(const Attention& job, int64_t h, int64_t t) {
-  const int64_t D = job.width, row = (t * job.kv_heads + h) * D, column = job.committed + t;
+  const int64_t row = (t * job.kv_heads + h) * job.row, column = job.committed + t;
   T* key = static_cast<T*>(const_cast<void*>(job.past_keys)) + h * job.key_head + column * job.key_column;
   T* value = static_cast<T*>(const_cast<void*>(job.past_values)) + h * job.value_head + column * job.value_column;
-  for (int64_t d = 0; d < D; d += 8) {
-    store(key + d, load(job.new_keys + row + d));
-    store(value + d / job.cut * job.value_piece + d % job.cut, load(job.new_values + row + d));
+  if constexpr (sizeof(T) == 1) {
+    memcpy(key, job.new_keys + row, static_cast<size_t>(job.key_column));
+    memcpy(value, job.new_values + row, static_cast<size_t>(job.value_column));
+  } else {
+    for (int64_t d = 0; d < job.width; d += 8) {
+      store(key + d, load(job.new_keys + row + d));
+      store(value + d / job.cut * job.value_piece + d % job.cut, load(job.new_values + row + d));
+    }
   }
 }
 
@@ -135,12 +164,16 @@ static void prepare(const Attention& job, int64_t h) {
     for (int64_t g = 0; g < sharing; g++)
       rotated(job.q + (t * job.heads + h * sharing + g) * D, job.queries + ((h * job.rows + t) * sharing + g) * D,
               job.scale);
-    const int64_t from = (t * job.kv_heads + h) * D, row = from + job.earlier * job.kv_heads * D;
-    rotated(job.k + from, job.new_keys + row, 1.f);
-    memcpy(job.new_values + row, job.v + from, static_cast<size_t>(D) * 4);
-    if (job.half) as_in_cache(job.new_keys + row, D), as_in_cache(job.new_values + row, D);
-    if (job.writes && job.half) write_row<uint16_t>(job, h, t);
-    else if (job.writes) write_row<float>(job, h, t);
+    const int64_t from = (t * job.kv_heads + h) * D, row = ((job.earlier + t) * job.kv_heads + h) * job.row;
+    float turned[MOST_WIDTH], *new_key = job.new_keys + row, *new_value = job.new_values + row;
+    rotated(job.k + from, job.numbers == BYTES ? turned : new_key, 1.f);
+    if (job.numbers == BYTES) to_bytes(turned, D, new_key), to_bytes(job.v + from, D, new_value);
+    else memcpy(new_value, job.v + from, static_cast<size_t>(D) * 4);
+    if (job.numbers == HALF) as_in_cache(new_key, D), as_in_cache(new_value, D);
+    if (!job.writes) continue;
+    if (job.numbers == BYTES) write_row<int8_t>(job, h, t);
+    else if (job.numbers == HALF) write_row<uint16_t>(job, h, t);
+    else write_row<float>(job, h, t);
   }
 }
 
@@ -209,15 +242,17 @@ static bool weigh(const Attention& job, int64_t t, float* s, int64_t start, int6
 }
 
 // Sums over one group of visible columns, for rows first .. last - 1 of one kv head.
-template <class B>
+template <class B, class New>
 static void group_sums(const Attention& job, int64_t h, int64_t first, int64_t last, int64_t group, Sums out,
                        float* work) {
-  const int64_t D = job.width, sharing = job.sharing(), rows = (last - first) * sharing, apart = job.kv_heads * D;
+  const int64_t D = job.width, sharing = job.sharing(), rows = (last - first) * sharing;
+  const int64_t row = job.row * int64_t(sizeof(float) / sizeof(New)), apart = job.kv_heads * row;
   float *S = work, *O = S + rows * LINE, *tops = O + rows * D, *totals = tops + rows;
   const float* Q = job.queries + (h * job.rows + first) * sharing * D;
   const B* keys = static_cast<const B*>(job.past_keys) + h * job.key_head;
   const B* values = static_cast<const B*>(job.past_values) + h * job.value_head;
-  const float *new_keys = job.new_keys + h * D, *new_values = job.new_values + h * D;
+  const New* new_keys = reinterpret_cast<const New*>(job.new_keys) + h * row;
+  const New* new_values = reinterpret_cast<const New*>(job.new_values) + h * row;
   const int64_t longest = job.chain ? last : job.longest;
   int64_t oldest = INT64_MAX;  // position that a row sees
   for (int64_t t = first; t < last && job.window; t++) oldest = smaller(oldest, job.positions[t] - job.window + 1);
@@ -258,8 +293,9 @@ static void group_sums(const Attention& job, int64_t h, int64_t first, int64_t l
 }
 static void group_sums_of(const Attention& job, int64_t h, int64_t first, int64_t last, int64_t group, Sums out,
                           float* work) {
-  if (job.half) group_sums<uint16_t>(job, h, first, last, group, out, work);
-  else group_sums<float>(job, h, first, last, group, out, work);
+  if (job.numbers == BYTES) group_sums<int8_t, int8_t>(job, h, first, last, group, out, work);
+  else if (job.numbers == HALF) group_sums<uint16_t, float>(job, h, first, last, group, out, work);
+  else group_sums<float, float>(job, h, first, last, group, out, work);
 }
 
 static size_t scratch(const Attention& job, int64_t rows) {

@@ -48,12 +48,17 @@ struct Rows {
 
 constexpr int64_t BLOCK = 128, GROUP = 256;
 
+// What keys and values are kept as. A row of bytes is D signed bytes and a scale in fp32; see `to_bytes`.
+enum Numbers : int { SINGLE, HALF, BYTES };
+constexpr int64_t MOST_WIDTH = 1024, SCALE = 4;  // of a head; bytes
+
 struct Attention {
   int64_t rows, committed, columns;     // T, valid columns of the cache, columns that it is laid out for
   int64_t heads, kv_heads, width, cut;  // D; values of a head are stored in pieces of `cut`
   int64_t window;                       // positions that a row sees, itself included; 0: all
   float scale, cap;                     // cap 0: scores have no bound
-  bool half;                            // the cache holds fp16
+  Numbers numbers;                      // that the cache holds
+  int64_t row;                          // floats that a new key or value takes: D, or D / 4 + 1 of bytes
   bool writes;                          // new keys and values go to the columns after the committed ones too
   const float *q, *k, *v;               // [T, heads, D], [T, kv_heads, D] twice
   const float *cosine, *sine;           // [T, D / 2], or null: q and k are rotated already
@@ -62,7 +67,7 @@ struct Attention {
   int64_t value_head, value_column, value_piece;
   const int64_t* positions;            // [T]
   int64_t earlier;                     // rows of the tree that the cache holds after the committed ones
-  float *out, *new_keys, *new_values;  // [T, heads, D], [earlier + T, kv_heads, D] twice
+  float *out, *new_keys, *new_values;  // [T, heads, D], [earlier + T, kv_heads, row] twice
   bool chain;                          // row t sees the tree's rows 0..t; else those in `seen`
   const int32_t *seen, *first;         // row t sees seen[first[t]] .. seen[first[t + 1] - 1], ascending
   int64_t longest;                     // the most of the tree's rows that one sees

@@ -6,6 +6,9 @@ static inline V load(const float* p) { return _mm256_loadu_ps(p); }
 static inline V load(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
+static inline V load(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
 static inline void store(float* p, V v) { _mm256_storeu_ps(p, v); }
 static inline void store(uint16_t* p, V v) {  // values that fp16 has
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
@@ -56,6 +59,10 @@ static inline V load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; 
 static inline V load(const uint16_t* p) {
   const float16x8_t h = vreinterpretq_f16_u16(vld1q_u16(p));
   return {vcvt_f32_f16(vget_low_f16(h)), vcvt_f32_f16(vget_high_f16(h))};
+}
+static inline V load(const int8_t* p) {
+  const int16x8_t n = vmovl_s8(vld1_s8(p));
+  return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(n))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(n)))};
 }
 static inline void store(float* p, V v) {
   vst1q_f32(p, v.a);
@@ -141,6 +148,11 @@ static inline V load(const float* p) {
 static inline V load(const uint16_t* p) {
   V r;
   EACH r.x[i] = of_half(p[i]);
+  return r;
+}
+static inline V load(const int8_t* p) {
+  V r;
+  EACH r.x[i] = p[i];
   return r;
 }
 static inline void store(float* p, V v) { memcpy(p, v.x, 32); }
