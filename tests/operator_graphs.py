@@ -202,7 +202,7 @@ class Heads:
         return opened([node], {n: (kinds[n], r) for n, r in zip(names, ranks, strict=False)}, 3, {})
 
     def past(self, rng: np.random.Generator, length: int) -> tuple[Array, Array]:
-        """Keys and values of so many committed rows, [L, KV, D] or in bytes [L, KV, D / 4 + 1], as passes return them."""
+        """Keys and values of so many rows as passes return them: [L, KV, D], or in bytes [L, KV, D / 4 + 1]."""
         keys, values = rng.standard_normal((2, length, self.kv_heads, self.width)).astype(np.float32)
         return (as_bytes(keys), as_bytes(values)) if self.kept == "uint8" else (keys, values)
 

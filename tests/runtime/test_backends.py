@@ -20,7 +20,7 @@ import pytest
 from conftest import needs_operators
 from eagle_runtime import BackendError, BundleError, EagleModel
 from eagle_runtime.base.backend_names import AUTO, BACKENDS, NATIVE
-from eagle_runtime.bundle.graph import OLDER_OPERATORS
+from eagle_runtime.bundle.graph import IN_FP32
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
 from eagle_runtime.commands.cli import main
 from eagle_runtime.core.row_padding import RowPadding
@@ -78,7 +78,7 @@ def test_a_bundle_for_older_operators_runs(bundle_of: Callable[..., Path], tmp_p
     bundle = shutil.copytree(bundle_of("alone", "int8"), tmp_path / "bundle")
     data = json.loads((bundle / MANIFEST_NAME).read_text())
     native = data["target"]["graph"]["native"]
-    native["operators"] = OLDER_OPERATORS[-1]
+    native["operators"] = IN_FP32[-1]
     file = bundle / native["file"]  # whose cache was in fp32
     graph = onnx.load(file, load_external_data=False)
     for value in graph.graph.input:

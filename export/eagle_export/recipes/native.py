@@ -7,6 +7,7 @@ written into a bundle over one file of weights; the runtime takes the native one
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,10 +18,12 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from eagle_export.recipes.attention import ExactAttention, Part, attention_nodes, graph_input, head_major, part_of
 from eagle_export.recipes.graph import Pass, insert, replace
+from eagle_export.recipes.int8_cache import Int8Cache
 from eagle_export.recipes.native_steps import DOMAIN as DOMAIN
 from eagle_export.recipes.native_steps import KINDS, JoinedRuns
 from eagle_export.recipes.plan import Passes, apply
 from eagle_export.recipes.weight_blocks import INT8_COMPUTE
+from eagle_runtime.bundle.graph import SCALE
 
 LANES = 8  # a head's width, and a piece of its values, must be a multiple of it
 JOINED = 3  # products of one input that one operator computes
@@ -32,22 +35,18 @@ HEADS_FIRST = [0, 2, 1, 3]  # permutation between [1, T, heads, width] and [1, h
 def both_forms(passes: Passes, model: ir.Model) -> tuple[dict[str, str], ir.Model | None]:
     """Runs a target's passes over its graph, in place, and makes the native form of it. Returns what `apply` does, and
     the native form; None where it has none."""
-    exact = tuple(step for step in passes if isinstance(step, ExactAttention))
+    exact = tuple(step for step in passes if isinstance(step, (ExactAttention, Int8Cache)))
     if not exact:
         return apply(passes, model), None
-    done = apply(tuple(step for step in passes if not isinstance(step, ExactAttention)), model)
-    native = model.clone() if _fits(model) else None
+    done = apply(tuple(step for step in passes if step not in exact), model)
+    attention = NativeAttention(in_bytes=isinstance(exact[0], Int8Cache))
+    native = model.clone() if attention.fits(model) else None
     done |= apply(exact, model)
     if native is not None:
-        for step in (NormsOfRows(), NativeAttention(), NativeProducts(), JoinedSteps(), NativeNorms(), JoinedRuns()):
+        for step in (NormsOfRows(), attention, NativeProducts(), JoinedSteps(), NativeNorms(), JoinedRuns()):
             step.apply(native)
         RemoveUnusedNodesPass()(native)
     return done, native
-
-
-def _fits(model: ir.Model) -> bool:
-    parts = [part_of(model, node) for node in attention_nodes(model)]
-    return all(part.width % LANES == 0 and part.cut % LANES == 0 for part in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +86,18 @@ def _attributes(node: ir.Node) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class NativeAttention(Pass[ir.Node]):
     """Replaces every Attention node, with the rotation and the layout of heads before it, by ExactTreeAttention. The
-    past and tree_mask get the shapes that ExactAttention gives them; the past is in fp16. Raises ExportError as that
-    does."""
+    past and tree_mask get the shapes that ExactAttention gives them; the past is in fp16, or in_bytes in rows of bytes
+    (eagle_runtime.bundle.graph). Raises ExportError as that does."""
 
+    in_bytes: bool = False
     name = "native attention"
+
+    def fits(self, model: ir.Model) -> bool:
+        """Whether the operator has what all nodes need."""
+        parts = [part_of(model, node) for node in attention_nodes(model)]
+        if self.in_bytes:
+            return all(part.width % (2 * LANES) == 0 for part in parts)
+        return all(part.width % LANES == 0 and part.cut % LANES == 0 for part in parts)
 
     def pattern(self, model: ir.Model) -> list[ir.Node]:
         return attention_nodes(model)
@@ -100,18 +107,28 @@ class NativeAttention(Pass[ir.Node]):
         for node in matches:
             part = part_of(model, node)
             changed[str(node.outputs[0].name)] = "one operator"
-            attend(model, node, part)
+            new = attend(model, node, part)
             head_major(part)
             for past in part.past:
                 past.type = ir.TensorType(ir.DataType.FLOAT16)
+            if self.in_bytes:
+                _rows_of_bytes(part, new)
         graph_input(model, "tree_mask").shape = ir.Shape([1, 1, "T", "T"])
         model.opset_imports[DOMAIN] = 1
         return changed
 
 
-def attend(model: ir.Model, node: ir.Node, part: Part, wanted: ir.Value | None = None) -> None:
+def _rows_of_bytes(part: Part, new: Sequence[ir.Value]) -> None:
+    """new: the outputs with new keys and values."""
+    head: list[str | int] = ["C", part.width + SCALE]
+    for past, rows, shape in zip(part.past, new, (head, [1, *head]), strict=True):
+        past.shape, past.type = ir.Shape([part.kv_heads, *shape]), ir.TensorType(ir.DataType.UINT8)
+        rows.shape = ir.Shape([1, "T", part.kv_heads, part.width // SCALE + 1])
+
+
+def attend(model: ir.Model, node: ir.Node, part: Part, wanted: ir.Value | None = None) -> list[ir.Value]:
     """Puts the operator in the place of an Attention node. wanted: numbers [R] of the rows whose output the node
-    computes, of as many queries as new keys; None for all."""
+    computes, of as many queries as new keys; None for all. Returns its outputs with new keys and values."""
     op = partial(insert, node)
     scale = node.attributes.get_float("scale", part.width**-0.5)
     q, factor = _without_factor(part.q)
@@ -143,10 +160,11 @@ def attend(model: ir.Model, node: ir.Node, part: Part, wanted: ir.Value | None =
     merged = _merged(node)
     if merged is not None:
         replace(merged, out)
-        return
+        return rows
     shape = ir.tensor(np.array([1, -1, part.heads, part.width], np.int64))
     split = op("Reshape", [out, op("Constant", [], value=shape)])
     replace(node, op("Transpose", [split], perm=HEADS_FIRST))
+    return rows
 
 
 def _flat(rows: ir.Value) -> ir.Value:

@@ -3,6 +3,9 @@
 Row by row     keys and values [1, P, kv_heads, head_dim]
 Head-major     keys [kv_heads, C, head_dim], values [kv_heads, pieces, C, head_dim / pieces]
 int8           keys [kv_heads, head_dim, C], values [kv_heads, 1, C, head_dim], scales of both [kv_heads, 1, C]
+Rows of bytes  the native form of int8: keys [kv_heads, C, head_dim + 4], values [kv_heads, 1, C, head_dim + 4], uint8,
+               signed bytes and a scale in fp32. New rows leave as words [1, T, kv_heads, head_dim / 4 + 1] in
+               fp32, which hold the same bytes
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-OPERATORS = "5"  # version of the native operators that exports are made for (eagle_edge_kernels.VERSION)
-OLDER_OPERATORS = ("2", "3", "4")  # all of which are in OPERATORS, with the same bits
+OPERATORS = "6"  # version of the native operators that exports are made for (eagle_edge_kernels.VERSION)
+IN_FP32 = ("2", "3", "4")  # of operators for which a head-major past is in fp32, as in the portable form
+OLDER_OPERATORS = (*IN_FP32, "5")  # all of which are in OPERATORS, with the same bits
+SCALE = 4  # bytes of one
 FLOATS = ("float32", "float16")  # in which keys and values may be kept, where they are not bytes
 CACHE_PARTS = ("key", "value")
 INT8_ROWS = (*CACHE_PARTS, "key_scale", "value_scale")
@@ -33,7 +38,7 @@ class TensorSpec:
 @dataclass(frozen=True, slots=True)
 class NativeSpec:
     """Another form of a graph, with the same inputs, outputs and weights, for the operators of eagle-edge-kernels. From
-    version 5 of these on it keeps a head-major past in fp16 (GraphSpec.native_form).
+    version 5 of these on it keeps a head-major past in fp16, and an int8 one as rows of bytes (GraphSpec.native_form).
 
     file: its ONNX file. operators: version of the operators that it is made for. used: names of those in it."""
 
@@ -67,17 +72,37 @@ class GraphSpec:
     @property
     def kv_row_bytes(self) -> int:
         """Bytes that the keys, or the values, of one token take in one layer."""
-        pairs = [pair for pair in zip(self.past, self.present, strict=True) if pair[1].startswith("present.0.")]
-        rows = [(self.outputs[new].shape[2:], np.dtype(self.inputs[past].dtype)) for past, new in pairs]
-        return sum(math.prod(map(int, shape)) * kind.itemsize for shape, kind in rows) // 2
+        past = [self.inputs[name] for name in self.past if name.startswith("past_key_values.0.")]
+        return sum(row_size(one) * np.dtype(one.dtype).itemsize for one in past) // 2
 
     def native_form(self) -> GraphSpec:
         """The description of `native`; the graph's own where there is none."""
         if self.native is None:
             return self
-        half = pieces_of(self) is not None and self.native.operators not in OLDER_OPERATORS
+        form = replace(self, file=self.native.file)
+        if is_int8(self):
+            return _with_rows_of_bytes(form)
+        half = pieces_of(self) is not None and self.native.operators not in IN_FP32
         past = {name: replace(self.inputs[name], dtype="float16") for name in self.past if half}
-        return replace(self, file=self.native.file, inputs=self.inputs | past)
+        return replace(form, inputs=self.inputs | past)
+
+
+def _with_rows_of_bytes(graph: GraphSpec) -> GraphSpec:
+    """graph: with an int8 past."""
+    inputs, outputs = dict(graph.inputs), dict(graph.outputs)
+    for past, new in zip(graph.past, graph.present, strict=True):
+        old, row = inputs.pop(past), outputs.pop(new)
+        heads, width = row.shape[2], int(row.shape[3])
+        if not past.endswith("_scale"):
+            shape: Shape = (heads, "C", width + SCALE)
+            inputs[past] = TensorSpec("uint8", shape if len(old.shape) == 3 else (heads, 1, *shape[1:]))
+            outputs[new] = TensorSpec("float32", (1, "T", heads, width // SCALE + 1))
+    return replace(graph, inputs=inputs, outputs=outputs)
+
+
+def row_size(past: TensorSpec) -> int:
+    """Returns how many numbers one token takes in an input of the past."""
+    return math.prod(size for size in past.shape if isinstance(size, int))
 
 
 def past_names(num_layers: int, rows: Sequence[str] = CACHE_PARTS) -> list[str]:

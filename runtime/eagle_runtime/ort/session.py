@@ -13,7 +13,7 @@ import numpy as np
 
 from eagle_runtime.base.errors import BackendError
 from eagle_runtime.base.tree import hiding
-from eagle_runtime.bundle.graph import OPERATORS
+from eagle_runtime.bundle.graph import OPERATORS, row_size
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, pieces_of
 from eagle_runtime.core.cache import HeadMajorCache, KVCache, NewRows, aligned_empty
 from eagle_runtime.core.row_padding import RowPadding, pad_rows
@@ -26,7 +26,7 @@ from eagle_runtime.ort.texts import MOST_TEXTS
 # Compute products of unsigned by signed bytes as products of unsigned bytes, with sums of 32 bits on every processor.
 EXACT_BYTES = "session.x64quantprecision"
 DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
-DTYPES |= {"tensor(int64)": "int64", "tensor(int8)": "int8"}
+DTYPES |= {"tensor(int64)": "int64", "tensor(int8)": "int8", "tensor(uint8)": "uint8"}
 MOST_BOUND = 64  # rows of passes that are bound apart: those of all trees that costs size
 
 
@@ -192,11 +192,16 @@ class OrtSession(BoundSession):
     def new_cache(self, capacity: int) -> KVCache | HeadMajorCache:
         if self._pieces is None:
             return KVCache(self._layers, capacity, *self._row_shape, self._row.dtype)
-        shape = self._layers, capacity, *self._row_shape, self._pieces
+        keys = self._past_specs[0]
+        heads = self._row_shape[0]
         cache = HeadMajorCache(
-            *shape,
-            self._past_specs[0].dtype,
-            written=self._written,
+            self._layers,
+            capacity,
+            heads,
+            row_size(keys) // heads,
+            self._pieces,
+            keys.dtype,
+            written=None if keys.dtype == "uint8" else self._written,
             all_read=not self.native,
             in_place=self._announce is not None,
             new_rows=self._new_rows,
@@ -266,7 +271,7 @@ class OrtSession(BoundSession):
         if (place := cache.new) != bound.new:
             bound.new = ()
             for index, name in enumerate(self._new_names):
-                array = new[index % count][index // count]
+                array = new[index % count][index // count].view(self._written[index % count])
                 bound.binding.bind_output(name, "cpu", 0, array.dtype.type, (1, *array.shape), array.ctypes.data)
             bound.new = place
 
