@@ -62,7 +62,9 @@ def test_logits_are_the_same_to_the_bit_in_any_tree(
 
 @needs_operators
 @pytest.mark.parametrize("threads", [1, 2, 8])
-@pytest.mark.parametrize("precision", ["int8", "int8-token", "int8-static", "int8-weight", "int4", "int4-int8"])
+@pytest.mark.parametrize(
+    "precision", ["int8", "int8-token", "int8-static", "int8-weight", "int4", "int4-int8", "int8+int8 cache"]
+)
 def test_logits_of_the_native_form_are_the_same_to_the_bit_in_any_tree(
     bundle_of: Callable[..., Path], precision: str, threads: int
 ) -> None:

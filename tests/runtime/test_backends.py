@@ -25,7 +25,15 @@ from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
 from eagle_runtime.commands.cli import main
 from eagle_runtime.core.row_padding import RowPadding
 from eagle_runtime.core.session import Session
-from eagle_runtime.opening.backends import check_name, choose, library_version, open_sessions, reasons_text, unfit
+from eagle_runtime.opening.backends import (
+    check_name,
+    choose,
+    graph_of,
+    library_version,
+    open_sessions,
+    reasons_text,
+    unfit,
+)
 from eagle_runtime.opening.exact_rows import RowCheck
 from eagle_runtime.ort.operators import native_operators
 
@@ -60,6 +68,19 @@ def test_where_it_is_installed_native_graphs_run(bundle_of: Callable[..., Path])
     with EagleModel.load(bundle, context=64) as model:
         assert model.backend == NATIVE and model.row_check == RowCheck(RowPadding())
         assert "operators" in library_version(NATIVE) and library_version(NATIVE) != library_version("cpu")
+
+
+@needs_operators
+@pytest.mark.parametrize(("precision", "row"), [("int8", 2 * 16), ("int8+int8 cache", 16 + 4)])
+def test_what_a_token_takes_in_a_native_cache(bundle_of: Callable[..., Path], precision: str, row: int) -> None:
+    """row: bytes of one head's key or value, in fp16 or in bytes with a scale."""
+    with EagleModel.load(bundle_of("alone", precision), backend=NATIVE, context=64) as model:
+        spec = model.manifest.target
+        assert (spec.num_kv_heads, spec.head_dim) == (2, 16)
+        expected = 2 * spec.num_layers * spec.num_kv_heads * row
+        cache = model.sessions[0].new_cache(64)
+        assert cache.token_bytes == expected and cache.nbytes == 64 * expected
+        assert 2 * spec.num_layers * graph_of(spec.graph, NATIVE).kv_row_bytes == expected
 
 
 def test_a_bundle_for_other_operators_is_refused(bundle_of: Callable[..., Path], tmp_path: Path) -> None:

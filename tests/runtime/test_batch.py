@@ -39,10 +39,17 @@ from patience import PATIENCE_S
 PROMPTS = [[5, 6, 7, 5, 6], list(range(3, 90)), [11], [5, 6, 7, 5, 6, 7, 8], [40, 41] * 9, [2, 3, 4, 5]]
 
 
-@pytest.fixture(params=["cpu", pytest.param("native", marks=needs_operators)])
+@pytest.fixture(
+    params=[
+        ("cpu", "fp32"),
+        pytest.param(("native", "int4"), marks=needs_operators),
+        pytest.param(("native", "int8+int8 cache"), marks=needs_operators),
+    ]
+)
 def model(request: pytest.FixtureRequest, bundle_of: Callable[..., Path]) -> Iterator[EagleModel]:
-    bundle = bundle_of("eagle3", "int4") if request.param == "native" else bundle_of("eagle3")
-    with EagleModel.load(bundle, backend=request.param, threads=1, context=256, check_hashes=False) as loaded:
+    backend, precision = request.param
+    bundle = bundle_of("eagle3", precision)
+    with EagleModel.load(bundle, backend=backend, threads=1, context=256, check_hashes=False) as loaded:
         yield loaded
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import put_listed, put_tokenizer
+from conftest import needs_operators, put_listed, put_tokenizer
 from eagle_runtime import Conversation, ConversationFileError, EagleModel, RequestError
 from eagle_runtime.app import conversation_file as module
 
@@ -85,12 +85,20 @@ def test_a_loaded_conversation_goes_on(model: EagleModel, chat: Conversation, tm
     assert answer(again, "more") == answer(chat, "more")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8+int8 cache"])
+@pytest.mark.parametrize(
+    ("precision", "backend"),
+    [
+        ("fp32", "cpu"),
+        ("int8+int8 cache", "cpu"),
+        pytest.param("int8", "native", marks=needs_operators),
+        pytest.param("int8+int8 cache", "native", marks=needs_operators),
+    ],
+)
 def test_rows_of_every_layout_are_the_same_after_loading(
-    precision: str, bundles: Callable[[str], Path], tmp_path: Path
+    precision: str, backend: str, bundles: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Row by row in fp32; by head, with bytes and scales, in an int8 cache."""
-    with EagleModel.load(bundles(precision), threads=1, check_hashes=False) as model:
+    """Row by row in fp32; by head, with bytes and scales, in an int8 cache; natively in fp16 and in rows of bytes."""
+    with EagleModel.load(bundles(precision), backend=backend, threads=1, check_hashes=False) as model:
         chat = model.conversation()
         answer(chat, "what is a tree of words")
         chat.save(tmp_path / "chat")

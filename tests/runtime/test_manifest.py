@@ -16,12 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import put_listed
 from eagle_runtime import EagleModel
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import BundleError, RequestError
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle import listed_files
-from eagle_runtime.bundle.graph import INT8_ROWS, is_int8, pieces_of
+from eagle_runtime.bundle.graph import INT8_ROWS, OPERATORS, is_int8, pieces_of
 from eagle_runtime.bundle.listed_files import verify_hashes
 from eagle_runtime.bundle.manifest import (
     MANIFEST_NAME,
@@ -324,6 +325,24 @@ def test_an_int8_cache(bundle: Path) -> None:
     ]
     assert graph.kv_row_bytes == 2 * (4 + 4)  # of 2 heads: 4 bytes and a scale
     assert is_int8(graph) and pieces_of(graph) == 1
+
+
+def test_the_native_form_of_an_int8_cache_has_rows_of_bytes(bundle: Path) -> None:
+    """Each holds its scale."""
+    data = with_int8_cache(bundle)
+    data["target"]["graph"]["native"] = {"file": "target/native.onnx", "operators": OPERATORS, "used": []}
+    (bundle / MANIFEST_NAME).write_text(json.dumps(data))
+    put_listed(bundle, "target/native.onnx", b"")
+    graph = read_manifest(bundle).target.graph
+    form = graph.native_form()
+    assert form.file == "target/native.onnx" and pieces_of(form) == 1 and not is_int8(form)
+    assert form.past == tuple(f"past_key_values.{layer}.{part}" for layer in range(2) for part in ("key", "value"))
+    assert form.inputs["past_key_values.1.key"] == TensorSpec("uint8", (2, "C", 4 + 4))
+    assert form.inputs["past_key_values.1.value"] == TensorSpec("uint8", (2, 1, "C", 4 + 4))
+    assert form.outputs["present.1.value"] == TensorSpec("float32", (1, "T", 2, 1 + 1))  # words
+    assert form.kv_row_bytes == graph.kv_row_bytes == 2 * (4 + 4)
+    others = [{n: s for n, s in one.inputs.items() if not n.startswith("past")} for one in (graph, form)]
+    assert others[0] == others[1]
 
 
 @pytest.mark.parametrize(

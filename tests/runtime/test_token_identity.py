@@ -166,7 +166,7 @@ def test_quantised_tokens_are_equal_without_ties(
 
 @needs_operators
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("precision", ["int4", "int8", "int8-token"])
+@pytest.mark.parametrize("precision", ["int4", "int8", "int8-token", "int8+int8 cache"])
 def test_tokens_of_the_native_form_are_equal_without_ties(
     model_of: Callable[..., EagleModel], precision: str, temperature: float
 ) -> None:
