@@ -41,27 +41,23 @@ class Events:
     def put(self, events: Sequence[Event]) -> None:
         """They have come."""
         self._held += events
-        self._wake()
+        self.wake()
 
-    async def take(self, within: float | None = None) -> list[Event]:
-        """Returns all that have come and were not taken: one or more, or none after `within` seconds. One task at a
-        time may wait."""
+    def wake(self) -> None:
+        """Let who waits for news go on, though there may be none."""
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(None)
+
+    async def take(self) -> list[Event]:
+        """Waits for news, or for `wake`; returns all that were not taken. One task at a time may wait."""
         if not self._held:
-            loop = asyncio.get_running_loop()
-            self._awaited = loop.create_future()
-            timer = None if within is None else loop.call_later(within, self._wake)
+            self._awaited = asyncio.get_running_loop().create_future()
             try:
                 await self._awaited
             finally:
                 self._awaited = None
-                if timer is not None:
-                    timer.cancel()
         taken, self._held = self._held, []
         return taken
-
-    def _wake(self) -> None:
-        if self._awaited is not None and not self._awaited.done():
-            self._awaited.set_result(None)
 
 
 class Job(AwaitedTurn):

@@ -17,10 +17,6 @@ from eagle_serve.metrics import Metrics
 from eagle_serve.options import Limits
 
 
-class StalledError(Exception):
-    """Raised where a client has not read for too long."""
-
-
 class EventStream:
     """An ASGI response that streams a job's answer."""
 
@@ -32,21 +28,40 @@ class EventStream:
         self._metrics = metrics
         self._limits = limits
         self._headers = headers
-        self._written = 0.0  # when
+        self._written = time.monotonic()  # when, the last time
+        self._sending: float | None = None  # since when the client has not taken what was written
+        self._stalled = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(disconnected(receive))
         gone.add_done_callback(lambda task: None if task.cancelled() else self._jobs.withdraw(self._job, "client"))
+        looking = asyncio.create_task(self._look(asyncio.current_task()))
         complete = False
         try:
             complete = await self._run(send, gone)
-        except StalledError:
+        except asyncio.CancelledError:
+            if not self._stalled:
+                raise
+        except OSError:
             pass
         finally:
             gone.cancel()
+            looking.cancel()
             if not complete:
                 self._jobs.withdraw(self._job, "client")
                 self._metrics.add("cancelled")
+
+    async def _look(self, task: asyncio.Task[Any] | None) -> None:
+        """Wake the stream from time to time, and cancel it where its client does not read. One timer for all that it
+        sends: one for each token would cost more than the token's text."""
+        assert task is not None
+        while True:
+            await asyncio.sleep(self._limits.look_s)
+            if self._sending is None:
+                self._job.events.wake()
+            elif time.monotonic() - self._sending > self._limits.unread_s:
+                self._stalled = True
+                task.cancel()
 
     async def _run(self, send: Send, gone: asyncio.Task[None]) -> bool:
         """Returns whether the answer was sent to its end, be it an error."""
@@ -56,18 +71,18 @@ class EventStream:
         await self._write(send, self._answer.begin())
         said = ""
         while not gone.done():
-            events = await self._job.events.take(self._limits.look_s)
-            if not events:
-                state = self._state()
-                if state != said or time.monotonic() - self._written > self._limits.ping_s:
-                    said = state
-                    await self._write(send, self._answer.waiting(state))
+            events = await self._job.events.take()
+            if events:
+                content = b"".join(map(self._content, events))
+                if is_last(events[-1]):
+                    await self._send(send, _body(content, more=False))
+                    return True
+                await self._write(send, content)
                 continue
-            content = b"".join(map(self._content, events))
-            if is_last(events[-1]):
-                await self._send(send, _body(content, more=False))
-                return True
-            await self._write(send, content)
+            silent, state = time.monotonic() - self._written, self._state()
+            if silent > self._limits.ping_s or (silent > self._limits.look_s / 2 and state != said):
+                said = state
+                await self._write(send, self._answer.waiting(state))
         return False
 
     def _content(self, event: Event) -> bytes:
@@ -91,11 +106,9 @@ class EventStream:
             await self._send(send, _body(content))
 
     async def _send(self, send: Send, message: Message) -> None:
-        try:
-            await asyncio.wait_for(send(message), self._limits.unread_s)
-        except (asyncio.TimeoutError, OSError):
-            raise StalledError from None
-        self._written = time.monotonic()
+        self._sending = time.monotonic()
+        await send(message)
+        self._sending, self._written = None, time.monotonic()
 
 
 async def whole(job: Job, jobs: Jobs, metrics: Metrics, receive: Receive) -> list[Piece]:

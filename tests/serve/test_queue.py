@@ -150,17 +150,21 @@ def test_jobs_share_rounds_and_a_whole_answer_is_told_at_its_end(stream: bool) -
     asyncio.run(scenario())
 
 
-def test_news_are_waited_for_no_longer_than_asked() -> None:
+def test_news_are_taken_together() -> None:
     async def scenario() -> None:
         job = Job(prepared())
-        assert await job.events.take(0.001) == []
-        job.events.put([piece("a"), piece("b")])
-        assert await job.events.take(PATIENCE_S) == [piece("a"), piece("b")]
-        waiting = asyncio.create_task(job.events.take(PATIENCE_S))
+        job.events.put([piece("a")])
+        job.events.put([piece("b")])
+        assert await job.events.take() == [piece("a"), piece("b")]
+        waiting = asyncio.create_task(job.events.take())
         await asyncio.sleep(0)
         job.events.put([piece("c")])
         job.events.put([piece("d")])
         assert await waiting == [piece("c"), piece("d")]
+        waiting = asyncio.create_task(job.events.take())
+        await asyncio.sleep(0)
+        job.events.wake()
+        assert await waiting == []
 
     asyncio.run(scenario())
 
