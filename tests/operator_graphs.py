@@ -175,8 +175,8 @@ def product_in_words(x: Array, blocks: Blocks) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Of one attention node. window 0: none; cap 0: none. kept: type of its
-    cache; uint8 for bytes with scales."""
+    """Of one attention node. window 0: none; cap 0: none. kept: type of its cache; uint8 for bytes with scales. turned:
+    how many numbers of a head are rotated; None for all."""
 
     heads: int
     kv_heads: int
@@ -186,6 +186,7 @@ class Heads:
     cap: float = 0.0
     rotated: bool = True
     kept: str = "float32"
+    turned: int | None = None
 
     def session(self, by_rows: bool = False, **other: int) -> OneNode:
         """One ExactTreeAttention. by_rows: keys and values [1, P, KV, D]; other: attributes in the place of the right
@@ -219,7 +220,8 @@ class Heads:
         """Inputs of a pass. past: as `past` makes it; spare: columns of the cache without a row."""
         length, count = len(past[0]), len(parents)
         visible, depths = seen(parents)
-        angles = (length + depths)[:, None] * 10000.0 ** (-np.arange(self.width // 2) / (self.width / 2))
+        half = (self.turned or self.width) // 2
+        angles = (length + depths)[:, None] * 10000.0 ** (-np.arange(half) / half)
         stored = [part.view(np.uint8) if self.kept == "uint8" else part.astype(self.kept) for part in past]
         padded = [np.pad(part, ((0, spare), (0, 0), (0, 0))) for part in stored]
         pieces = padded[1].reshape(length + spare, self.kv_heads, self.width // self.cut, -1)
@@ -278,8 +280,9 @@ class Heads:
 
     def _turned(self, x: Array, feeds: dict[str, Array]) -> Array:
         cosine, sine = (feeds[name][0][:, None].astype(np.float64) for name in ("cosine", "sine"))
-        a, b = np.split(x, 2, axis=-1)
-        turned: Array = np.concatenate([a * cosine - b * sine, a * sine + b * cosine], -1)
+        half = cosine.shape[-1]
+        a, b, rest = np.split(x, (half, 2 * half), axis=-1)
+        turned: Array = np.concatenate([a * cosine - b * sine, a * sine + b * cosine, rest], -1)
         return turned
 
 

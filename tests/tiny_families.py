@@ -33,6 +33,7 @@ PARTIAL_LONGROPE = {
         "original_max_position_embeddings": CONTEXT,
     },
 }
+WIDE_PHI = "Phi-4-mini, with wider heads"
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}  # low enough to matter
 MULTIPLIERS = {
     "embedding_multiplier": 3.0,
@@ -54,6 +55,7 @@ ROWS = {
     "Phi-4-mini": Row(
         "phi3", {"tie_word_embeddings": True, "max_position_embeddings": 2 * CONTEXT, **PARTIAL_LONGROPE}
     ),
+    WIDE_PHI: Row("phi3", {"num_attention_heads": 1, "num_key_value_heads": 1, "partial_rotary_factor": 0.5}),
     "Gemma": Row("gemma", {"head_dim": 16}),
     "Gemma-2": Row("gemma2", {"head_dim": 16, "sliding_window": 12, "query_pre_attn_scalar": 24, **CAPS}),
     "Gemma-3": Row("gemma3_text", {"head_dim": 16, "sliding_window": 70, "sliding_window_pattern": 3}),

@@ -10,7 +10,7 @@
 //            tree_mask [1, 1, T, T] fp32: a row sees the new rows at which it is above -1; of the second form
 //            [1, 1, T, L]: the last L - T rows of the past belong to the tree too; [1, 1, T, T + 1] for rows of several
 //            texts that were announced (eagle_next_pass), whose last column numbers the text of a row, from 0 on
-//            cosine and sine [1, T, D / 2] fp32, or neither: q and k are rotated already
+//            cosine and sine [1, T, R / 2] fp32, by which the first R numbers of each head of q and k are rotated, or neither
 //   outputs  [1, T, heads * D], new keys and new values [1, T, kv_heads, D], fp32; with a past in fp16 the nearest values
 //            that it has, beyond its range the largest; with a past of bytes [1, T, kv_heads, D / 4 + 1], its bytes
 //   attributes  heads, kv_heads, width (D), scale; window (0: none), softcap (0: none)
@@ -138,11 +138,12 @@ ort::Status read(const Heads& node, Pass* pass, Attention* job, const float** ma
   const bool rotates = cosine.data != nullptr || sine.data != nullptr;
   const ort::Tensor* tables[] = {&cosine, &sine};
   for (const ort::Tensor* t : tables)
-    if (rotates && (!t->is(ort::FLOAT, 3) || t->dims[0] != 1 || t->dims[1] != rows || t->dims[2] * 2 != D || D % 16))
+    if (rotates && (!t->is(ort::FLOAT, 3) || t->dims[0] != 1 || t->dims[1] != rows || t->dims[2] != cosine.dims[2] ||
+                    t->dims[2] * 2 > D || t->dims[2] < 1 || t->dims[2] % 8))
       return ort::error("ExactTreeAttention: cosine or sine have another shape or type");
   j.rows = rows, j.earlier = by_rows && !*several ? seen - rows : 0;
   j.heads = node.heads, j.kv_heads = node.kv_heads, j.width = D, j.window = node.window;
-  j.scale = node.scale, j.cap = node.cap;
+  j.scale = node.scale, j.cap = node.cap, j.turned = rotates ? 2 * cosine.dims[2] : 0;
   j.positions = static_cast<const int64_t*>(positions.data);
   j.committed = by_rows ? j.columns - j.earlier : j.positions[0];
   if (j.committed < 0 || j.committed > j.columns)
@@ -246,7 +247,7 @@ ort::Status narrow_to(const Seen& seen, int64_t i, const Heads& node, Attention*
   j.rows = seen.rows, j.positions += row;
   j.q += row * node.heads * D, j.out += row * node.heads * D;
   j.k += from, j.v += from, j.new_keys += to, j.new_values += to;
-  if (j.cosine != nullptr) j.cosine += row * D / 2, j.sine += row * D / 2;
+  if (j.turned) j.cosine += row * j.turned / 2, j.sine += row * j.turned / 2;
   return nullptr;
 }
 

@@ -147,19 +147,16 @@ static void write_row(const Attention& job, int64_t h, int64_t t) {
 
 // Rotates and scales the queries of one kv head, rotates its new keys, and copies its new values.
 static void prepare(const Attention& job, int64_t h) {
-  const int64_t D = job.width, half = D / 2, sharing = job.sharing();
+  const int64_t D = job.width, half = job.turned / 2, sharing = job.sharing();
   for (int64_t t = 0; t < job.rows; t++) {
     auto rotated = [&](const float* x, float* y, float scale) {
-      if (job.cosine == nullptr) {
-        for (int64_t d = 0; d < D; d += 8) store(y + d, mul(load(x + d), all(scale)));
-        return;
-      }
       const float *c = job.cosine + t * half, *s = job.sine + t * half;
       for (int64_t d = 0; d < half; d += 8) {
         const V a = load(x + d), b = load(x + half + d), cosine = load(c + d), sine = load(s + d);
         store(y + d, mul(sub(mul(a, cosine), mul(b, sine)), all(scale)));
         store(y + half + d, mul(add(mul(a, sine), mul(b, cosine)), all(scale)));
       }
+      for (int64_t d = job.turned; d < D; d += 8) store(y + d, mul(load(x + d), all(scale)));
     };
     for (int64_t g = 0; g < sharing; g++)
       rotated(job.q + (t * job.heads + h * sharing + g) * D, job.queries + ((h * job.rows + t) * sharing + g) * D,

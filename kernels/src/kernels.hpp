@@ -61,7 +61,8 @@ struct Attention {
   int64_t row;                          // floats that a new key or value takes: D, or D / 4 + 1 of bytes
   bool writes;                          // new keys and values go to the columns after the committed ones too
   const float *q, *k, *v;               // [T, heads, D], [T, kv_heads, D] twice
-  const float *cosine, *sine;           // [T, D / 2], or null: q and k are rotated already
+  const float *cosine, *sine;           // [T, turned / 2], or null
+  int64_t turned;                       // numbers of a head that are rotated: the first ones; 0: they are already
   const void *past_keys, *past_values;  // column 0 of head 0
   int64_t key_head, key_column;         // numbers from one head to the next, and from one column to the next
   int64_t value_head, value_column, value_piece;

@@ -6,7 +6,8 @@
 //             each optional: norm [K] fp32, an initializer; up [.., K] fp32; added [.., N] fp32; for each weight a bias
 //             [N] fp32, an initializer
 //   outputs   [.., N] fp32 for each weight
-//   attributes  K; bits, N and block of each weight, as bits_0, N_0, block_0, ...; epsilon, of the norm; activation
+//   attributes  K; bits, N and block of each weight, as bits_0, N_0, block_0, ...; first_0, ...: which row of levels its
+//               columns begin with (0), so that parts of one weight may be several; epsilon, of the norm; activation
 //
 // With norm, x / root(mean(x^2) + epsilon) * norm takes the place of x; with up, activation(x) * up does (1: SiLU, 2: GELU
 // by tanh). A bias is added to its product; then `added` is, to the product of the only weight.
@@ -62,7 +63,7 @@ void read_block(const ort::Tensor& levels, const Weight& w, int64_t n, int64_t b
 }
 
 void pack(const Kernels& kernels, const ort::Tensor& levels, const ort::Tensor& steps, const ort::Tensor& zeros,
-          Weight* weight) {
+          int64_t first, Weight* weight) {
   Weight& w = *weight;
   const uint8_t flip = w.bits == 8 && kernels.signed_levels ? 128 : 0;
   const int64_t group = w.bits == 4 ? 4 : kernels.group, bytes = w.block * PANEL * w.bits / 8;
@@ -72,8 +73,8 @@ void pack(const Kernels& kernels, const ort::Tensor& levels, const ort::Tensor& 
       uint8_t* out = w.levels + panel * w.panel_bytes() + b * bytes;
       uint8_t* meta = w.meta + (panel * w.blocks + b) * META;
       for (int64_t c = 0; c < PANEL; c++) {
-        const int64_t n = panel * PANEL + c;
-        const bool real = n < w.columns;
+        const int64_t column = panel * PANEL + c, n = first + column;
+        const bool real = column < w.columns;
         uint16_t step = 0;
         if (real) memcpy(&step, static_cast<const uint8_t*>(steps.data) + 2 * (n * w.blocks + b), 2);
         memcpy(meta + 2 * c, &step, 2);
@@ -96,17 +97,19 @@ void pack(const Kernels& kernels, const ort::Tensor& levels, const ort::Tensor& 
 ort::Status read_weight(const Source& source, int index, int64_t inputs, const Kernels& kernels, Weight* w) {
   char name[16] = "bits_0";
   const char last = static_cast<char>('0' + index);
-  int64_t bits = 0, block = 0, columns = 0;
+  int64_t bits = 0, block = 0, columns = 0, first = 0;
   name[5] = last;
   const bool has_bits = source.attribute(name, &bits);
   memcpy(name, "N_0", 4), name[2] = last;
   const bool has_columns = source.attribute(name, &columns);
   memcpy(name, "block_0", 8), name[6] = last;
   const bool has_block = source.attribute(name, &block);
+  memcpy(name, "first_0", 8), name[6] = last;
+  source.attribute(name, &first);
   if (!has_bits || !has_columns || !has_block)
     return ort::error("RowExactMatMul: bits, N or block of a weight is missing");
   if ((bits != 4 && bits != 8) || block < 16 || block > 256 || (block & (block - 1)) || columns < 1 ||
-      columns > (int64_t(1) << 31))
+      columns > (int64_t(1) << 31) || first < 0 || first > (int64_t(1) << 31))
     return ort::error("RowExactMatMul: bits must be 4 or 8, and block a power of two from 16 to 256");
   *w = {inputs,    columns, block,  (inputs + block - 1) / block, (columns + PANEL - 1) / PANEL,
         int(bits), nullptr, nullptr};
@@ -114,17 +117,18 @@ ort::Status read_weight(const Source& source, int index, int64_t inputs, const K
   RETURN_IF_ERROR(source.constant(3 * index + 1, &levels));
   RETURN_IF_ERROR(source.constant(3 * index + 2, &steps));
   source.constant_if_given(3 * index + 3, &zeros);
-  const bool sound = levels.is(ort::UINT8, 3) && levels.dims[0] == columns && levels.dims[1] == w->blocks &&
-                     levels.dims[2] == block * bits / 8 && steps.is(ort::FLOAT16, 2) && steps.dims[0] == columns &&
+  const int64_t rows = levels.dims[0];
+  const bool sound = levels.is(ort::UINT8, 3) && rows >= first + columns && levels.dims[1] == w->blocks &&
+                     levels.dims[2] == block * bits / 8 && steps.is(ort::FLOAT16, 2) && steps.dims[0] == rows &&
                      steps.dims[1] == w->blocks;
-  const bool sound_zeros = zeros.data == nullptr || (zeros.is(ort::UINT8, 2) && zeros.dims[0] == columns &&
+  const bool sound_zeros = zeros.data == nullptr || (zeros.is(ort::UINT8, 2) && zeros.dims[0] == rows &&
                                                      zeros.dims[1] == (w->blocks * bits + 7) / 8);
   if (!sound || !sound_zeros)
     return ort::error("RowExactMatMul: a weight's levels, steps or zero levels have another shape or type");
   w->levels = allocate_weights(static_cast<size_t>(w->panels * w->panel_bytes()) + 64);
   w->meta = allocate_weights(static_cast<size_t>(w->panels * w->blocks * META) + 64);
   if (w->levels == nullptr || w->meta == nullptr) return ort::error(NO_MEMORY);
-  pack(kernels, levels, steps, zeros, w);
+  pack(kernels, levels, steps, zeros, first, w);
   return nullptr;
 }
 

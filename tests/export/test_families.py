@@ -37,7 +37,7 @@ from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.core.target import Target
 from eagle_runtime.opening.exact_rows import equal_rows
 from eagle_runtime.ort.session import OrtSession
-from tiny_families import CONTEXT, HIDDEN, LAYERS, ROWS, VOCAB, Row, save_source, source_of
+from tiny_families import CONTEXT, HIDDEN, LAYERS, ROWS, VOCAB, WIDE_PHI, Row, save_source, source_of
 
 
 def save_head(folder: Path) -> None:
@@ -264,7 +264,8 @@ def test_drafts_change_no_token_and_no_bit(name: str, precision: str, bundles: C
         assert precision == "fp32" or equal_rows(model.bundle.target)
 
 
-ONE_NODE = ("Qwen3", "Gemma-2", "Gemma-3", "OLMo-2")  # families with norms of heads, or of rows after a product
+# Families with norms of heads or of rows after a product, products that are cut into parts, or multipliers.
+ONE_NODE = ("Qwen3", "Gemma-2", "Gemma-3", "OLMo-2", "Granite", "Phi-3, with a window", "Phi-4-mini", WIDE_PHI)
 BIASED = "Qwen2.5, tied, upper layers with a window"
 
 
@@ -281,5 +282,5 @@ def test_the_native_form_computes_the_same(name: str, bundles: Callable[[str, st
     assert apart < 0.02
     operators = [node.op_type for node in ir.load(bundles(name, "int8") / "target/native.onnx").graph]
     assert "RMSNormalization" not in operators
-    if name in ("Qwen3", "Gemma-2"):  # the others' heads of width 8 are not rotated by the operator
+    if name in ("Qwen3", "Gemma-2", WIDE_PHI):  # the others' heads of width 8 are not rotated by the operator
         assert operators.count("RowExactSteps") < LAYERS - 1

@@ -46,6 +46,8 @@ HEADS = [
     Heads(9, 3, 64, 64, kept="uint8"),
     Heads(8, 1, 80, 80, window=200, cap=30.0, kept="uint8"),
     Heads(2, 2, 256, 256, rotated=False, kept="uint8"),
+    Heads(4, 2, 40, 40, turned=16),
+    Heads(2, 1, 32, 32, turned=16, kept="uint8"),
 ]
 
 
@@ -123,6 +125,16 @@ def test_biases_after_a_product(instruction_set: str) -> None:
     np.testing.assert_array_equal(out, (bare + bias) + added)
     for one, right in zip(several, (bare, bare + bias, bare), strict=True):
         np.testing.assert_array_equal(one, right)
+
+
+@pytest.mark.parametrize("grid", [Grid(4, 64, True), Grid(8, 64, True), Grid(4, 32, False)])
+def test_parts_of_one_weight_have_the_bits_of_the_whole(instruction_set: str, grid: Grid) -> None:
+    x = some_rows(576)[0][None]
+    blocks = random_blocks(np.random.default_rng(1), (576, 50), grid)
+    with instructions(instruction_set):
+        (whole,) = product([blocks]).run(None, {"x": x})
+        (part,) = product([blocks], N_0=21, first_0=19).run(None, {"x": x})
+    np.testing.assert_array_equal(part, whole[..., 19:40])
 
 
 def test_norms_of_heads_and_of_rows(instruction_set: str) -> None:
@@ -283,6 +295,8 @@ def test_a_prompt_has_the_same_bits_in_chunks_of_any_size() -> None:
         ({"positions": np.array([[3]])}, "position_ids or tree_mask"),
         ({"mask": np.zeros((1, 1, 2, 3), np.float32)}, "position_ids or tree_mask"),
         ({"cosine": np.zeros((1, 2, 16), np.float32)}, "cosine or sine"),
+        ({name: np.zeros((1, 2, 12), np.float32) for name in ("cosine", "sine")}, "cosine or sine"),
+        ({name: np.zeros((1, 2, 40), np.float32) for name in ("cosine", "sine")}, "cosine or sine"),
     ],
 )
 def test_attention_refuses_what_does_not_fit(change: dict[str, Array], said: str) -> None:
@@ -307,6 +321,8 @@ def test_attributes_of_attention_are_checked(other: dict[str, int]) -> None:
         ({"bits_0": 5}, "bits must be 4 or 8"),
         ({"block_0": 48}, "a power of two"),
         ({"N_0": 33}, "another shape"),
+        ({"first_0": 1}, "another shape"),
+        ({"first_0": -1}, "power of two"),
         ({"K": 300}, "another shape"),
         ({"K": 0}, "K must be"),
         ({"K": 1 << 40}, "K must be"),

@@ -19,6 +19,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from eagle_export.recipes.attention import ExactAttention, Part, attention_nodes, graph_input, head_major, part_of
 from eagle_export.recipes.graph import Pass, insert, replace
 from eagle_export.recipes.int8_cache import Int8Cache
+from eagle_export.recipes.multipliers import Multipliers
 from eagle_export.recipes.native_steps import DOMAIN as DOMAIN
 from eagle_export.recipes.native_steps import KINDS, JoinedRuns
 from eagle_export.recipes.plan import Passes, apply
@@ -38,7 +39,8 @@ def both_forms(passes: Passes, model: ir.Model) -> tuple[dict[str, str], ir.Mode
     exact = tuple(step for step in passes if isinstance(step, (ExactAttention, Int8Cache)))
     if not exact:
         return apply(passes, model), None
-    done = apply(tuple(step for step in passes if step not in exact), model)
+    done = Multipliers().apply(model)
+    done |= apply(tuple(step for step in passes if step not in exact), model)
     attention = NativeAttention(in_bytes=isinstance(exact[0], Int8Cache))
     native = model.clone() if attention.fits(model) else None
     done |= apply(exact, model)
@@ -134,7 +136,7 @@ def attend(model: ir.Model, node: ir.Node, part: Part, wanted: ir.Value | None =
     q, factor = _without_factor(part.q)
     new_keys, new_values = part.new
     rotated, turned = _rotation(q), _rotation(_producer_input(new_keys, "Transpose"))
-    if rotated is not None and turned is not None and rotated[1:] == turned[1:] and part.width % (2 * LANES) == 0:
+    if rotated is not None and turned is not None and rotated[1:] == turned[1:]:
         q, k, angles = _flat(rotated[0]), _flat(turned[0]), list(rotated[1:])
     else:
         q, k, angles = op("Transpose", [q], perm=HEADS_FIRST), _flat(new_keys), []
@@ -190,10 +192,10 @@ def _without_factor(q: ir.Value) -> tuple[ir.Value, float]:
 
 
 def _rotation(value: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value] | None:
-    """Rows [1, T, heads, width] whose parts are rotated into `value` [1, heads, T, width], and cosines and sines; None
-    if that is not how it is computed."""
+    """Rows [1, T, heads, width] whose parts are rotated into `value` [1, heads, T, width], and cosines and sines of as
+    many numbers of a head as are rotated, the first ones; None if that is not how it is computed."""
     node = None if value is None else value.producer()
-    if node is None or node.op_type != "RotaryEmbedding" or any(a.value for a in node.attributes.values()):
+    if node is None or node.op_type != "RotaryEmbedding" or node.attributes.get_int("interleaved", 0) != 0:
         return None
     x, cosine, sine = node.inputs[:3]
     before = None if x is None else x.producer()
@@ -201,7 +203,8 @@ def _rotation(value: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value] | N
         return None
     (rows,) = before.inputs
     assert rows is not None and cosine is not None and sine is not None
-    return (rows, cosine, sine) if cosine.shape is not None and len(cosine.shape) == 3 else None
+    half = cosine.shape[2] if cosine.shape is not None and len(cosine.shape) == 3 else None
+    return (rows, cosine, sine) if isinstance(half, int) and half % LANES == 0 else None
 
 
 def _merged(node: ir.Node) -> ir.Node | None:
@@ -217,7 +220,8 @@ def _merged(node: ir.Node) -> ir.Node | None:
 
 @dataclass(frozen=True, slots=True)
 class NativeProducts(Pass[ir.Node]):
-    """Replaces MatMulNBits with activations in int8 by RowExactMatMul, up to JOINED products of one input by one."""
+    """Replaces MatMulNBits with activations in int8 by RowExactMatMul, up to JOINED products of one input by one. Of a
+    product that is cut into parts, as that of q, k and v is in Phi-3, the parts are products of their own."""
 
     name = "native products"
 
@@ -226,33 +230,100 @@ class NativeProducts(Pass[ir.Node]):
 
     def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
         changed = {}
-        groups: dict[ir.Value, list[list[ir.Node]]] = {}
+        groups: dict[ir.Value, list[list[_Columns]]] = {}
         for node in matches:
             assert node.inputs[0] is not None
-            of_input = groups.setdefault(node.inputs[0], [[]])
-            if len(of_input[-1]) == JOINED:
+            of_input, columns = groups.setdefault(node.inputs[0], [[]]), _columns(node)
+            if len(of_input[-1]) + len(columns) > JOINED:
                 of_input.append([])
-            of_input[-1].append(node)
+            of_input[-1] += columns
         for parts in groups.values():
-            for nodes in parts:
-                inputs: list[ir.Value | None] = [nodes[0].inputs[0]]  # which may have been replaced meanwhile
-                biases, lasts = zip(*(_bias_after(node) for node in nodes), strict=True)
-                attributes = {"K": nodes[0].attributes.get_int("K")}
-                for index, node in enumerate(nodes):
-                    level, step, *zero = node.inputs[1:4]
+            for group in filter(None, parts):
+                first = group[0].node
+                inputs: list[ir.Value | None] = [first.inputs[0]]  # which may have been replaced meanwhile
+                attributes = {"K": first.attributes.get_int("K")}
+                for index, part in enumerate(group):
+                    level, step, *zero = part.node.inputs[1:4]
                     inputs += [level, _producer_input(step, "Cast") or step, zero[0] if zero else None]
-                    for mine, theirs in (("bits", "bits"), ("N", "N"), ("block", "block_size")):
-                        attributes[f"{mine}_{index}"] = node.attributes.get_int(theirs)
+                    for mine, theirs in (("bits", "bits"), ("block", "block_size")):
+                        attributes[f"{mine}_{index}"] = part.node.attributes.get_int(theirs)
+                    attributes[f"N_{index}"] = part.count
+                    if part.first:
+                        attributes[f"first_{index}"] = part.first
+                biases = [part.bias for part in group]
                 if any(bias is not None for bias in biases):
                     inputs += [*[None] * (BIAS - len(inputs)), *biases]
-                joined = ir.node("RowExactMatMul", inputs, attributes, domain=DOMAIN, num_outputs=len(nodes))
-                assert isinstance(nodes[0].graph, ir.Graph)
-                nodes[0].graph.insert_before(nodes[0], joined)
-                for node, last, out in zip(nodes, lasts, joined.outputs, strict=True):
-                    changed[str(node.inputs[1].name)] = "rows exact to the bit"  # type: ignore[union-attr]
-                    replace(last, out)
+                joined = ir.node("RowExactMatMul", inputs, attributes, domain=DOMAIN, num_outputs=len(group))
+                assert isinstance(first.graph, ir.Graph)
+                first.graph.insert_before(first, joined)
+                for part, out in zip(group, joined.outputs, strict=True):
+                    changed[str(part.node.inputs[1].name)] = "rows exact to the bit"  # type: ignore[union-attr]
+                    replace(part.last, out)
         model.opset_imports[DOMAIN] = 1
         return changed
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Columns first .. first + count - 1 of a product. last: the node that computes them, with their bias."""
+
+    node: ir.Node
+    first: int
+    count: int
+    last: ir.Node
+    bias: ir.Value | None = None
+
+
+def _columns(node: ir.Node) -> list[_Columns]:
+    """The parts into which a product is cut at once, where it is cut and they are few; else all its columns."""
+    out, whole = node.outputs[0], node.attributes.get_int("N")
+    uses = [use.node for use in out.uses()]
+    if len(uses) == 1 and uses[0].op_type == "Split":
+        uses = _as_slices(uses[0], out)
+    parts = [] if out.is_graph_output() or len(uses) > JOINED else [_slice(use) for use in uses]
+    if parts and all(part is not None for part in parts):
+        ranges = [range(whole)[part] for part in parts if part is not None]
+        return [_Columns(node, each.start, len(each), use) for each, use in zip(ranges, uses, strict=True)]
+    bias, last = _bias_after(node)
+    return [_Columns(node, 0, whole, last, bias)]
+
+
+def _slice(node: ir.Node) -> slice | None:
+    """The columns that a node of the graph takes of rows [1, T, N]; None if it is another node."""
+    if node.op_type != "Slice" or any(value is None for value in node.inputs):
+        return None
+    tensors = [ir.convenience.get_const_tensor(value) for value in node.inputs[1:] if value is not None]
+    numbers = [None if tensor is None else tensor.numpy().tolist() for tensor in tensors]
+    match numbers:
+        case [[first], [end], [2 | -1]] | [[first], [end], [2 | -1], [1]] if first >= 0 and end > first:
+            return slice(first, end)
+    return None
+
+
+def _as_slices(split: ir.Node, value: ir.Value) -> list[ir.Node]:
+    """Puts a Slice in the place of each output of a Split of rows [1, T, N] along N. Returns these nodes; the Split
+    alone where it is not one."""
+    widths = [None if out.shape is None else out.shape[-1] for out in split.outputs]
+    if split.attributes.get_int("axis", 0) not in (2, -1) or not all(isinstance(width, int) for width in widths):
+        return [split]
+    made, first = [], 0
+    assert isinstance(split.graph, ir.Graph)
+    for out, width in zip(split.outputs, widths, strict=True):
+        assert isinstance(width, int)
+        bounds = [
+            insert(split, "Constant", [], value=ir.tensor(np.array([each], np.int64)))
+            for each in (first, first + width, 2)
+        ]
+        part = insert(split, "Slice", [value, *bounds])
+        part.shape, part.type, name = out.shape, out.type, out.name
+        ir.convenience.replace_all_uses_with(out, part, replace_graph_outputs=True)
+        out.name, part.name = None, name
+        producer = part.producer()
+        assert producer is not None
+        made.append(producer)
+        first += width
+    split.graph.remove(split, safe=True)
+    return made
 
 
 def _bias_after(node: ir.Node) -> tuple[ir.Value | None, ir.Node]:
@@ -402,9 +473,13 @@ def _gate_before(node: ir.Node) -> tuple[ir.Value, int, ir.Value] | None:
     mul = None if x is None else x.producer()
     if mul is None or mul.op_type != "Mul" or not _only_used_by(x, node):
         return None
-    active, up = mul.inputs
+    first, second = mul.inputs
+    return _gated(first, second, mul) or _gated(second, first, mul)
+
+
+def _gated(active: ir.Value | None, up: ir.Value | None, mul: ir.Node) -> tuple[ir.Value, int, ir.Value] | None:
     made = None if active is None else active.producer()
-    if made is None or up is None or up.is_initializer() or not _only_used_by(active, mul):
+    if made is None or up is None or up.is_initializer() or not made.inputs or not _only_used_by(active, mul):
         return None
     gate = made.inputs[0]
     if made.op_type == "Gelu" and made.attributes.get_string("approximate", "none") == "tanh" and gate is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from eagle_export.base.errors import ExportError
+from eagle_export.base.quiet import quiet
 from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.reading.families import gemma, granite, llama, mistral, olmo, phi3, qwen, smollm3
 from eagle_export.reading.families.family import Config, Family, Windows
@@ -37,7 +38,7 @@ def read_config(family: Family, target: Checkpoint) -> Config:
     wrong, or that the family cannot express."""
     check_config(family, target)
     cls = family.model_class()
-    with accepted_by_transformers(target):
+    with quiet("transformers"), accepted_by_transformers(target):
         return cls.config_class.from_dict(dict(target.config))
 
 

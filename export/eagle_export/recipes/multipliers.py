@@ -1,0 +1,49 @@
+"""Multipliers of products, such as Granite's residual_multiplier, as a part of the weights: c (x @ W) = x @ (c W).
+
+So the sum with the residual stream follows the product itself, as in a Llama, and both are one step of a native graph
+(native.py). The weights are rounded once more in fp32, before they are quantised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from eagle_export.base.parted import scaled
+from eagle_export.recipes.graph import LayerPass, Linear, is_lm_head, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers(LayerPass):
+    """Takes a multiplier that alone reads a product into the product's weight."""
+
+    name = "multipliers"
+
+    def pattern(self, model: ir.Model) -> list[Linear]:
+        return [linear for linear in LayerPass.pattern(self, model) if _multiplied(linear) is not None]
+
+    def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
+        changed = {}
+        for linear in matches:
+            found, weight = _multiplied(linear), linear.weight
+            assert found is not None and weight.const_value is not None
+            node, factor = found
+            factors = np.full(linear.shape[0], factor, np.float32)
+            weight.const_value = scaled(weight.const_value, factors, 0)
+            changed[linear.name] = f"times {factor:g}"
+            replace(node, linear.node.outputs[0])
+        return changed
+
+
+def _multiplied(linear: Linear) -> tuple[ir.Node, float] | None:
+    """The node that multiplies all of the layer's output by one number, and the number; None where something else reads
+    the output or the weight."""
+    (out,) = linear.node.outputs
+    uses = [use.node for use in out.uses()]
+    alone = len(uses) == 1 and not linear.rotated and len(linear.weight.uses()) == 1
+    if not alone or uses[0].op_type != "Mul" or out.is_graph_output() or is_lm_head(linear):
+        return None
+    other = next((value for value in uses[0].inputs if value is not out), None)
+    tensor = None if other is None else ir.convenience.get_const_tensor(other)
+    return (uses[0], float(tensor.numpy().reshape(-1)[0])) if tensor is not None and tensor.size == 1 else None
