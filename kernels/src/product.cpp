@@ -25,6 +25,7 @@ constexpr int NORM = 3 * MOST + 1, UP = NORM + 1, ADDED = UP + 1, BIAS = ADDED +
               INPUTS = BIAS + MOST;       // places of inputs
 constexpr int64_t MANY = 8192;            // inputs that are worth several threads' quantising
 constexpr int64_t GATED = 4;              // inputs that take as long to quantise as one that is gated first, about
+constexpr int64_t EARLY = 4096;           // bytes of weights between those that are read and those that are fetched
 constexpr int64_t CHUNK = 256;            // inputs of a row that one thread quantises: blocks have no more
 constexpr int64_t FEW = 50000;            // multiply-adds that one thread computes as fast as several: two microseconds
 constexpr int64_t INPUTS_AT_ONCE = 1024;  // whose levels of one panel stay in the first cache while rows change
@@ -241,7 +242,7 @@ void panels(const Kernels& kernels, const Weight& w, const Input& in, int64_t ro
       for (int64_t t = 0; t < rows;) {
         const int n = tile_rows(t, rows, in.most);
         const bool only = rows <= in.most, end = t + n == rows;
-        const uint8_t* ahead = only ? here + 1024 : end ? here + count * block_bytes : here;
+        const uint8_t* ahead = only ? here + EARLY : end ? here + count * block_bytes : here;
         const Rows x = {in.values + t * in.row_bytes() + b * unit * n, in.scales + t * in.blocks,
                         in.sums + t * in.blocks};
         float* out = y + t * w.columns + column;
