@@ -17,11 +17,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from eagle_runtime.core.cache import ALIGNMENT, FIRST, STEP, Cache, HeadMajorCache, KVCache, aligned_empty
+from eagle_runtime.core.cache import ALIGNMENT, FIRST, KEPT, STEP, Cache, HeadMajorCache, KVCache, aligned_empty
 
 LAYERS, CAPACITY, HEADS, WIDTH = 2, 12, 2, 4
 MANY = 3 * STEP - 10
 PIECES = 2
+
+
+class TightRows(KVCache):
+    """Gives back all that a text does not need."""
+
+    kept = 0
+
+
+class TightHeads(HeadMajorCache):
+    """As TightRows."""
+
+    kept = 0
 
 
 @given(
@@ -222,7 +234,7 @@ def test_a_layout_stays_where_columns_that_are_not_committed_are_not_read() -> N
 @pytest.mark.parametrize("dtype", [np.float32, np.int8])
 def test_memory_that_a_shorter_text_does_not_need_is_freed(all_read: bool, dtype: npt.DTypeLike) -> None:
     """Otherwise a server's conversations all come to hold as much as the longest text that each of them ever had."""
-    cache = HeadMajorCache(LAYERS, 20 * STEP, HEADS, WIDTH, PIECES, dtype, all_read=all_read)
+    cache = TightHeads(LAYERS, 20 * STEP, HEADS, WIDTH, PIECES, dtype, all_read=all_read)
     cache.pretend(18 * STEP)
     for number, array in enumerate(cache.arrays):
         array[:] = np.arange(array.size, dtype=np.int64).reshape(array.shape) % 120 + number
@@ -243,7 +255,7 @@ def test_memory_that_a_shorter_text_does_not_need_is_freed(all_read: bool, dtype
 
 
 def test_rows_of_memory_that_a_shorter_text_does_not_need_are_freed() -> None:
-    cache = KVCache(LAYERS, 4 * FIRST, HEADS, WIDTH)
+    cache = TightRows(LAYERS, 4 * FIRST, HEADS, WIDTH)
     cache.make_room(4 * FIRST)
     cache.rows[:] = np.arange(4 * FIRST, dtype=np.float32)[:, None, None]
     cache.advance(5)
@@ -252,6 +264,22 @@ def test_rows_of_memory_that_a_shorter_text_does_not_need_are_freed() -> None:
     cache.fit(6)
     assert cache.rows.shape[1] == FIRST and cache.addresses[0] == cache.rows.ctypes.data
     np.testing.assert_array_equal(cache.rows[0, :5, 0, 0], range(5))
+
+
+def test_memory_that_is_soon_needed_again_is_kept() -> None:
+    """Taking it anew takes as long as some tokens."""
+    cache = HeadMajorCache(LAYERS, 20 * STEP, HEADS, WIDTH, PIECES, all_read=False)
+    cache.pretend(18 * STEP)
+    cache.truncate(0)
+    place = cache.past
+    cache.fit(1)
+    assert cache.past is place
+    rows = 1 + KEPT // cache.token_bytes // STEP * STEP
+    large = HeadMajorCache(LAYERS, 2 * rows, HEADS, WIDTH, PIECES, all_read=False)
+    large.pretend(rows)
+    large.truncate(0)
+    large.fit(1)
+    assert large.nbytes == FIRST * large.token_bytes
 
 
 def test_caches_of_a_session_share_the_place_of_new_rows() -> None:

@@ -7,7 +7,7 @@ import mmap
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,10 @@ SPARE = 16  # or by one row in so many; chosen, for the reason that HeadMajorCac
 FIRST = 256  # rows that a cache in host memory is allocated for at first, chosen; then it doubles
 MAPPED = 1 << 20  # bytes of an array from which on, as chosen, it has memory of its own,
 HUGE = 4 << 20  # and from which on in huge pages, as NumPy asks for them
+# Bytes that a cache in host memory keeps from text to text, chosen. Memory that was given back and is taken anew comes
+# in pages: 6 ms for 12 MB, in the midst of an answer. Where it stays, answers of 48 tokens to short and long prompts by
+# turns take 4 % less time (SmolLM2-135M-Instruct in int4, AMD EPYC (Zen 4), 48 answers each).
+KEPT = 32 << 20
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
@@ -60,6 +64,7 @@ class Cache(ABC):
     sessions write rows."""
 
     in_place: bool = True
+    kept: ClassVar[int] = KEPT
 
     def __init__(self, capacity: int) -> None:
         """capacity: rows at most; caches in host memory are allocated for fewer, and grow."""
@@ -86,8 +91,8 @@ class Cache(ABC):
         assert self.length == 0
 
     def fit(self, rows: int) -> None:
-        """Free what a text of `rows` rows does not need, where that is half or more of what is allocated. The committed
-        rows, which are of that text, stay."""
+        """Free what a text of `rows` rows does not need, where that is half or more of what is allocated, and more than
+        `kept` bytes are. The committed rows, which are of that text, stay."""
         assert self.length <= rows
 
     def read(self) -> list[npt.NDArray[np.generic]]:
@@ -185,7 +190,7 @@ class KVCache(Cache):
     def fit(self, rows: int) -> None:
         super().fit(rows)
         needed = min(max(rows, FIRST), self.capacity)
-        if 2 * needed <= self.rows.shape[1]:
+        if 2 * needed <= self.rows.shape[1] and self.nbytes > self.kept:
             self._reallocate(needed)
 
     def _reallocate(self, allocated: int) -> None:
@@ -359,7 +364,7 @@ class HeadMajorCache(Cache):
     def fit(self, rows: int) -> None:
         super().fit(rows)
         needed = min(-(-max(rows, FIRST) // STEP) * STEP, self._most)
-        if 2 * needed <= self._allocated:
+        if 2 * needed <= self._allocated and self.nbytes > self.kept:
             self._reallocate(needed)
             self._move(min(self.columns, needed))
 
