@@ -243,7 +243,7 @@ template <class B, class New>
 static void group_sums(const Attention& job, int64_t h, int64_t first, int64_t last, int64_t group, Sums out,
                        float* work) {
   const int64_t D = job.width, sharing = job.sharing(), rows = (last - first) * sharing;
-  const int64_t row = job.row * int64_t(sizeof(float) / sizeof(New)), apart = job.kv_heads * row;
+  const int64_t row = sizeof(New) == 1 ? D + SCALE : D, apart = job.kv_heads * row;
   float *S = work, *O = S + rows * LINE, *tops = O + rows * D, *totals = tops + rows;
   const float* Q = job.queries + (h * job.rows + first) * sharing * D;
   const B* keys = static_cast<const B*>(job.past_keys) + h * job.key_head;
