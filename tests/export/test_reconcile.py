@@ -25,6 +25,7 @@ from eagle_export.reading.families.source import load_source
 from eagle_export.reading.gguf.checkpoint import open_target
 from eagle_export.reading.reconcile import untied_note
 from eagle_runtime import EagleModel
+from eagle_runtime.base.files import MANIFEST_NAME
 from export_workplace import configure, make_target
 
 IDS = [5, 7, 200, 33, 7, 5, 90, 41]
@@ -114,6 +115,40 @@ def test_adapters_are_named(tmp_path: Path) -> None:
     save_file({name: torch.zeros(2, 2)}, folder / "adapter_model.safetensors")
     with pytest.raises(ExportError, match="an adapter without its model"):
         open_target(folder)
+    (folder / "config.json").unlink()  # as PEFT saves one
+    with pytest.raises(ExportError, match="an adapter without its model"):
+        open_target(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("model-Q4_K_M.gguf", r"GGUF files; give the file itself, such as .*model-Q4_K_M\.gguf"),
+        ("consolidated.00.pth", "pickled weights"),
+        ("onnx/model.onnx", "ONNX graphs of another program"),
+        (MANIFEST_NAME, "a finished bundle"),
+    ],
+)
+def test_folders_without_a_checkpoint_are_named_by_what_they_hold(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("x")
+    with pytest.raises(ExportError, match=said):
+        open_target(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["qweight", "weight_scale_inv", "weight.absmax", "scales"])
+def test_quantised_weights_are_named_where_the_config_says_nothing(tmp_path: Path, name: str) -> None:
+    extra = {f"model.layers.0.mlp.up_proj.{name}": torch.zeros(2)}
+    target = make_target(tmp_path / "t", lambda tensors: tensors.update(extra))
+    with pytest.raises(ExportError, match=rf"quantised already \(tensor 'model.layers.0.mlp.up_proj.{name}'\)"):
+        open_target(target)
+
+
+def test_weights_that_mlx_quantised_are_refused_by_the_config(tmp_path: Path) -> None:
+    target = make_target(tmp_path / "t")
+    configure(target, quantization={"bits": 4})
+    with pytest.raises(ExportError, match="quantised already; export the original"):
+        open_pair(target, None)
 
 
 @pytest.mark.parametrize(

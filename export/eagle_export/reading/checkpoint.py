@@ -10,7 +10,7 @@ from typing import Any
 
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.stored_tensors import StoredTensor, list_file, list_pickled
-from eagle_runtime.base.files import TEXT_BYTES
+from eagle_runtime.base.files import MANIFEST_NAME, TEXT_BYTES
 from eagle_runtime.base.files import read_json as read_json_file
 from eagle_runtime.text.tokenizer import Text
 
@@ -119,10 +119,30 @@ def open_checkpoint(folder: Path, *, pickled: bool = False) -> Checkpoint:
         raise ExportError(
             f"{folder} is not a folder; give a downloaded Hugging Face model folder, or a target's .gguf file"
         )
+    if not (folder / "config.json").is_file() and (other := _other_content(folder)) is not None:
+        raise ExportError(other)
     config = read_json(folder / "config.json")
     if pickled and (file := pickled_weights(folder)) is not None:
         return Checkpoint(folder, config, list_pickled(file))
     return Checkpoint(folder, config, _index_tensors(folder))
+
+
+def _other_content(folder: Path) -> str | None:
+    """What a folder that is no checkpoint holds instead, in a sentence for an error; None if nothing that is known."""
+    if (folder / ADAPTER).is_file():
+        return (
+            f"{folder} holds an adapter without its model; merge it into the model (PEFT: merge_and_unload(), then "
+            "save_pretrained) and export that"
+        )
+    if files := sorted(folder.glob("*.gguf")):
+        return f"{folder} holds GGUF files; give the file itself, such as {files[0]}"
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pth")):
+        return f"{folder} holds pickled weights (*.bin, *.pth), which are not read; save the model as safetensors first"
+    if (folder / MANIFEST_NAME).is_file():
+        return f"{folder} is a finished bundle; eagle-run and the other commands take it as it is"
+    if next(folder.glob("**/*.onnx"), None) is not None:
+        return f"{folder} holds ONNX graphs of another program; give the model that they were made from"
+    return None
 
 
 def pickled_weights(folder: Path) -> Path | None:
@@ -151,19 +171,9 @@ def _index_tensors(folder: Path) -> dict[str, StoredTensor]:
         files = [folder / name for name in sorted(set(weight_map.values()))]
     elif heads:
         files = heads[:1]
-    elif (folder / ADAPTER).is_file():
-        raise ExportError(
-            f"{folder} holds an adapter without its model; merge it into the model (PEFT: merge_and_unload(), then "
-            "save_pretrained) and export that"
-        )
-    elif files := sorted(folder.glob("*.gguf")):
-        raise ExportError(f"{folder} holds GGUF files; give the file itself, such as {files[0]}")
-    elif any(folder.glob("*.bin")):
-        raise ExportError(
-            f"{folder} holds pickled weights (*.bin), which are not opened; save the model as safetensors first"
-        )
     else:
-        raise ExportError(f"{single} is missing; give a complete Hugging Face model folder")
+        missing = f"{single} is missing; give a complete Hugging Face model folder"
+        raise ExportError(_other_content(folder) or missing)
     tensors = {}
     for file in files:
         if file.parent != folder:

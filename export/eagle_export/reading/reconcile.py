@@ -18,13 +18,17 @@ from eagle_export.reading.stored_tensors import StoredTensor, same_values
 # Segments that torch.compile, DDP and FSDP put into names; PEFT's and DDP's that stand before all others.
 WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 ADAPTED = "base_model.model."
+# Tensors beside quantised weights: of GPTQ and AWQ, MLX, compressed-tensors, fp8 and bitsandbytes.
+QUANTISED = re.compile(
+    r"\.(qweight|qzeros|scales|SCB|weight_(packed|scale|scale_inv|zero_point)|weight\.(absmax|(nested_)?quant_\w+))(\.|$)"
+)
 LORA = re.compile(r"\.(?:lora_[AB]|lora_embedding_[AB]|base_layer|modules_to_save)\b")
 BACKBONE = "model."  # which AutoModel leaves out
 
 
 def reconciled(target: Checkpoint) -> Checkpoint:
     """Returns a target's checkpoint whose config and names agree with its tensors, with a note of each decision. No
-    values of tensors are read. Raises ExportError for adapters that are not merged."""
+    values of tensors are read. Raises ExportError for adapters that are not merged and quantised weights."""
     tensors, notes = _plain_names(target)
     config = _agreeing(target.config, tensors)
     if notes:
@@ -81,6 +85,10 @@ def _plain_names(target: Checkpoint) -> tuple[dict[str, StoredTensor], list[str]
         raise ExportError(
             f"{target.folder} holds an adapter that is not merged (tensor {lora!r}); merge it into the model "
             "(PEFT: merge_and_unload(), then save_pretrained) and export that"
+        )
+    if (scales := next((name for name in target.tensors if QUANTISED.search(name)), None)) is not None:
+        raise ExportError(
+            f"{target.folder}: the weights are quantised already (tensor {scales!r}); export the original checkpoint"
         )
     notes = []
     tensors, extra = unwrapped(target.tensors)

@@ -45,7 +45,7 @@ def read_config(family: Family, target: Checkpoint) -> Config:
 def check_config(family: Family, target: Checkpoint) -> None:
     """Raises ExportError for a config with values that are wrong, or that the family cannot express."""
     where = target.folder / "config.json"
-    if target.config.get("quantization_config"):
+    if target.config.get("quantization_config") or target.config.get("quantization"):  # the latter: MLX
         raise ExportError(f"{where}: the weights are quantised already; export the original checkpoint")
     for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size"):
         target.integer(key)
