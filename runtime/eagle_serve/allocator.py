@@ -19,9 +19,10 @@ CHOSEN = ("MALLOC_ARENA_MAX", "GLIBC_TUNABLES")  # variables of the environment 
 def keep_one_heap() -> None:
     """Let all threads share one heap; to be called before they start. Where the C library is another, nothing changes.
 
-    glibc gives each thread a heap of its own, so that several may allocate at once. A server's threads take turns on
-    the interpreter and on the engine, and whoever leads a round allocates for all: in time each heap holds what the
-    largest round took. 2,000 mixed requests, four at once, on SmolLM2-135M in int4: 592 MB after 200 and 630 MB at
+    glibc gives each thread a heap of its own, so that several may allocate at once. A server's threads, one that
+    decodes and a few that read requests, take turns on the interpreter; in time each heap would hold what the largest
+    step took.
+    2,000 mixed requests, four at once, on SmolLM2-135M in int4, when each had a thread: 592 MB after 200 and 630 MB at
     the end with a heap for each, 551 and 565 MB with one."""
     if sys.platform != "linux" or any(name in os.environ for name in CHOSEN):
         return

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_runtime import AnswerForm, Constraint, ConstraintError, EagleModel, Piece, RequestError
-from eagle_runtime.core.rounds import Asked
+from eagle_runtime.app.turn import Wish
 from eagle_serve.errors import ApiError, error_of
 from eagle_serve.jobs import Job
 from eagle_serve.metrics import Metrics
@@ -139,7 +139,7 @@ class Engine:
         except RequestError as error:
             raise error_of(error, "prompt" if request.endpoint == "completions" else "messages", self._bundle) from None
 
-    def decode(self, job: Job) -> Generator[Piece | Asked, None, None]:
+    def decode(self, job: Job) -> Generator[Piece | Wish, None, None]:
         """Yields the pieces of a job, and before them the wishes that they need (Turn.events). Raises what a turn
         raises."""
         prepared = job.prepared
@@ -147,7 +147,7 @@ class Engine:
         with self._prefixes.turn(prepared.ids, settings) as turn:
             job.begin(turn)
             for event in turn.events:
-                if isinstance(event, Asked):
+                if isinstance(event, Wish):
                     yield event
                     continue
                 job.note_piece()
@@ -157,7 +157,7 @@ class Engine:
                         return
                 yield event
 
-    def serve(self, wishes: Sequence[Asked]) -> None:
+    def serve(self, wishes: Sequence[Wish]) -> None:
         """Grant the wishes of several jobs. Raises ClosedError."""
         self.model.grant(wishes)
 

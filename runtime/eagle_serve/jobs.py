@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from eagle_runtime import Cycle, EagleError, Piece
-from eagle_runtime.app.turn import AwaitedTurn
-from eagle_runtime.core.rounds import Asked
+from eagle_runtime.app.turn import AwaitedTurn, Wish
 from eagle_serve.errors import ApiError, error_of
 from eagle_serve.prepared import Prepared
 
@@ -111,8 +110,8 @@ class Jobs:
 
     def __init__(
         self,
-        decode: Callable[[Job], Iterator[Piece | Asked]],
-        serve: Callable[[Sequence[Asked]], None],
+        decode: Callable[[Job], Iterator[Piece | Wish]],
+        serve: Callable[[Sequence[Wish]], None],
         at_once: int,
         waiting: int,
         idle: Callable[[], None] = lambda: None,
@@ -185,13 +184,13 @@ class Jobs:
         self._thread.join()
 
     def _work(self) -> None:
-        decoding: dict[Job, Iterator[Piece | Asked]] = {}
+        decoding: dict[Job, Iterator[Piece | Wish]] = {}
         while True:
             decoding |= {job: self._events(job) for job in self._admitted()}
             if not decoding:
                 return
             news: list[tuple[Job, list[Event]]] = []
-            wishes: dict[Job, Asked] = {}
+            wishes: dict[Job, Wish] = {}
             for job, events in decoding.items():
                 told, wish = self._advance(job, events)
                 if told:
@@ -216,22 +215,22 @@ class Jobs:
             self._running.update(jobs)
             return jobs
 
-    def _events(self, job: Job) -> Iterator[Piece | Asked]:
+    def _events(self, job: Job) -> Iterator[Piece | Wish]:
         return iter(()) if job.cancelled else self._decode(job)
 
-    def _advance(self, job: Job, events: Iterator[Piece | Asked]) -> tuple[list[Event], Asked | None]:
+    def _advance(self, job: Job, events: Iterator[Piece | Wish]) -> tuple[list[Event], Wish | None]:
         """Returns what is to be told of a job, and its next wish; None at its end."""
         told: list[Event] = []
         try:
             for event in events:
-                if isinstance(event, Asked):
+                if isinstance(event, Wish):
                     return told, event
                 told += job.news(event)
         except Exception as error:
             told += job.news(_failure(error))
         return told, None
 
-    def _grant(self, wishes: dict[Job, Asked]) -> None:
+    def _grant(self, wishes: dict[Job, Wish]) -> None:
         try:
             self._serve([*wishes.values()])
         except Exception as error:  # the engines are closed

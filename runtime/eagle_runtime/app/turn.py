@@ -14,6 +14,8 @@ from eagle_runtime.base.errors import BusyError
 from eagle_runtime.core.rounds import Asked
 from eagle_runtime.core.scheduler import Lease, Serve, served
 
+Wish = Asked  # what Turn.events yields before a piece, and EagleModel.grant grants
+
 
 class TurnState:
     """What the turn's owner and the thread that computes it share. cancelled: the answer is to end after the running
