@@ -7,7 +7,7 @@ import mmap
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +64,7 @@ class Cache(ABC):
     sessions write rows."""
 
     in_place: bool = True
-    kept: ClassVar[int] = KEPT
+    kept: int = KEPT
 
     def __init__(self, capacity: int) -> None:
         """capacity: rows at most; caches in host memory are allocated for fewer, and grow."""
