@@ -274,12 +274,12 @@ def long(args: argparse.Namespace) -> Lines:
         ids = (filler * (room // len(filler) + 1))[: room - len(secret) - len(question)]
         ids = [*ids[: len(ids) // 2], *secret, *ids[len(ids) // 2 :], *question]
         started = time.perf_counter()
-        wanted = model.generate(ids, method="vanilla", max_new_tokens=24)
+        wanted = model.generate(ids, method="vanilla", temperature=0, max_new_tokens=24)
         seconds = time.perf_counter() - started
         yield f"{len(ids)} of {model.context} tokens: first token after {wanted.usage.prefill_s:.1f} of {seconds:.1f} s"
         yield f"keys and values: {model.memory().kv_used / 1e6:.0f} MB; answer {wanted.text!r:.70}"
         for method in TARGET_ALONE:
-            got = model.generate(ids, method=method, max_new_tokens=24)
+            got = model.generate(ids, method=method, temperature=0, max_new_tokens=24)
             tie = "" if compare(model, ids, wanted, got) else " but for a tie"
             yield f"{method}: equal{tie}, {got.usage.tau:.2f} tokens per pass"
         full = model.generate(ids, method="lookup", max_new_tokens=500, ignore_eos=True)
