@@ -96,7 +96,7 @@ class Prefixes:
                 return best.take()
             state = self._other([state for _, state in idle if state is not best])
             if best is not None and count >= COPIED:
-                state.chat.slot.copy_from(best.chat.slot)
+                state.chat.slot.copy_from(best.chat.slot, count)
             return state
 
     def _other(self, idle: Sequence[_State]) -> _State:

@@ -128,6 +128,25 @@ def test_a_text_that_is_known_as_a_whole_is_read_from_its_last_token() -> None:
     assert state.tokens == [] and state.target.cache.length == 0
 
 
+@pytest.mark.parametrize("most", [1, 7, 12, None])
+def test_the_beginning_of_a_text_can_be_copied_alone(most: int | None) -> None:
+    """The copy reads what it did not get, and goes on as the text itself would."""
+    ids, params = list(range(8)), SamplingParams(temperature=1.0, seed=4)
+    head = Head(FakeHead(GOOD, top_k=4), CAPACITY, 40)
+    state = DecodingState(Target(FakeTarget(TARGET), CAPACITY), head)
+    decode(state, drafter_of("tree", head, Sampler(params, ids, VOCAB)), params, ids, 5)
+    text, session, other = list(state.tokens), Counting(), Head(FakeHead(GOOD, top_k=4), CAPACITY, 40)
+    copy = DecodingState(Target(session, CAPACITY), other)
+    copy.restore(state.snapshot(most))
+    assert copy.tokens == text[:most] and copy.target.cache.length == min(len(text) - 1, most or CAPACITY)
+    longer = [*text, 5]
+    emitted = decode(copy, drafter_of("tree", other, Sampler(params, longer, VOCAB)), params, longer, 1)
+    assert session.rows == len(longer) - min(len(text), most or CAPACITY) + 1
+    fresh = DecodingState(Target(FakeTarget(TARGET), CAPACITY), None)
+    assert emitted == decode(fresh, NoDraft(), params, longer, 1)
+    check_rows(copy)
+
+
 def test_a_step_that_was_interrupted_is_no_part_of_the_text() -> None:
     """Whatever the caches hold when the text was not noted yet: the next answer is that of a new state."""
     head = Head(FakeHead(GOOD, top_k=4), CAPACITY, 40)

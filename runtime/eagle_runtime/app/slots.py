@@ -48,6 +48,7 @@ class Slot:
         self._slots = slots
         self._shared = shared
         self._source: weakref.ref[Slot] | None = None
+        self._copied: int | None = None  # tokens of it that are taken, None for all
         if not shared:
             state.release()
             for cache in state.caches:
@@ -63,9 +64,9 @@ class Slot:
         """Tokens of a text whose rows the target holds."""
         return min(common_prefix(self.state.tokens, ids), self.state.target.cache.length)
 
-    def copy_from(self, source: Slot) -> None:
-        """Take the rows of another conversation as they will be at the first step."""
-        self._source = weakref.ref(source)
+    def copy_from(self, source: Slot, most: int | None = None) -> None:
+        """Take the rows of another conversation as they will be at the first step. most: of its first tokens alone."""
+        self._source, self._copied = weakref.ref(source), most
 
     def begin(self) -> None:
         """Called in the first step of a turn."""
@@ -74,8 +75,9 @@ class Slot:
         self._slots.make_room(self, 0)
         source, self._source = None if self._source is None else self._source(), None
         if source is not None and not self._shared and source.state.tokens:
-            self._slots.make_room(self, source.nbytes)
-            self.state.restore(source.state.snapshot())
+            snapshot = source.state.snapshot(self._copied)
+            self._slots.make_room(self, len(snapshot.tokens) * self.state.token_bytes)
+            self.state.restore(snapshot)
 
     def end(self) -> None:
         """Called when a turn has ended."""

@@ -95,9 +95,10 @@ class Cache(ABC):
         `kept` bytes are. The committed rows, which are of that text, stay."""
         assert self.length <= rows
 
-    def read(self) -> list[npt.NDArray[np.generic]]:
-        """Returns a copy of the committed rows: arrays whose axis ROWS_AXIS counts rows. Caches of one class and model
-        take them with `write`. Raises NotImplementedError for memory of a device."""
+    def read(self, most: int | None = None) -> list[npt.NDArray[np.generic]]:
+        """Returns a copy of the committed rows, or of the first `most` of them: arrays whose axis ROWS_AXIS counts
+        rows. Caches of one class and model take them with `write`. Raises NotImplementedError for memory of a
+        device."""
         raise NotImplementedError
 
     def write(self, arrays: Sequence[npt.NDArray[np.generic]]) -> None:
@@ -200,8 +201,9 @@ class KVCache(Cache):
         self.rows = moved
         self.addresses = self._addresses()
 
-    def read(self) -> list[npt.NDArray[np.generic]]:
-        return [self.rows[:, : self.length].copy()]
+    def read(self, most: int | None = None) -> list[npt.NDArray[np.generic]]:
+        count = self.length if most is None else min(most, self.length)
+        return [self.rows[:, :count].copy()]
 
     def write(self, arrays: Sequence[npt.NDArray[np.generic]]) -> None:
         count = _checked(arrays, [((self.rows.shape[0], *self.rows.shape[2:]), self.rows.dtype)])
@@ -315,8 +317,9 @@ class HeadMajorCache(Cache):
         self._reallocate(0)
         self._show(0)
 
-    def read(self) -> list[npt.NDArray[np.generic]]:
-        return [np.moveaxis(array[:, :, :, : self.length], 3, ROWS_AXIS).copy() for array in self.arrays]
+    def read(self, most: int | None = None) -> list[npt.NDArray[np.generic]]:
+        count = self.length if most is None else min(most, self.length)
+        return [np.moveaxis(array[:, :, :, :count], 3, ROWS_AXIS).copy() for array in self.arrays]
 
     def write(self, arrays: Sequence[npt.NDArray[np.generic]]) -> None:
         kinds = [((self._layers, *shape), array.dtype) for shape, array in zip(self._shapes, self.arrays, strict=True)]
@@ -424,7 +427,7 @@ class NoRows(Cache):
     def gather(self, path: Int) -> None:
         """There is nothing to move."""
 
-    def read(self) -> list[npt.NDArray[np.generic]]:
+    def read(self, most: int | None = None) -> list[npt.NDArray[np.generic]]:
         return []
 
     def write(self, arrays: Sequence[npt.NDArray[np.generic]]) -> None:

@@ -113,10 +113,10 @@ class DecodingState:
         """Bytes of a token's keys and values in all models."""
         return sum(cache.token_bytes for cache in self.caches)
 
-    def snapshot(self) -> Snapshot:
-        """Returns a copy of all that is held, but for rows of draft models."""
+    def snapshot(self, most: int | None = None) -> Snapshot:
+        """Returns a copy of all that is held, but for rows of draft models; most: of the text's first tokens alone."""
         head = None if self.head is None else self.head.snapshot()
-        return Snapshot(tuple(self.tokens), tuple(self.target.cache.read()), head)
+        return Snapshot(tuple(self.tokens[:most]), tuple(self.target.cache.read(most)), head)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Hold what another state of the same models held. Raises ValueError for rows of other shapes."""
