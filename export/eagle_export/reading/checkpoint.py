@@ -140,7 +140,7 @@ def _other_content(folder: Path) -> str | None:
         return f"{folder} holds pickled weights (*.bin, *.pth), which are not read; save the model as safetensors first"
     if (folder / MANIFEST_NAME).is_file():
         return f"{folder} is a finished bundle; eagle-run and the other commands take it as it is"
-    if next(folder.glob("**/*.onnx"), None) is not None:
+    if any(folder.glob("*.onnx")) or any(folder.glob("*/*.onnx")):  # a hub repository has them in onnx/
         return f"{folder} holds ONNX graphs of another program; give the model that they were made from"
     return None
 
