@@ -41,6 +41,12 @@ struct Rows {
   const int32_t* sums;  // [rows, blocks], of q over a block
 };
 
+// Memory that is wanted next: a tile asks for `1 / tiles` of the bytes that its own levels have, from `at` on.
+struct Ahead {
+  const uint8_t* at;
+  int64_t tiles;
+};
+
 // --------------------------------------------------------------------------------------------------------- attention
 //
 // A row's visible columns are numbered by position: the committed ones, then its ancestors among the new rows. Sums run
@@ -92,9 +98,9 @@ struct Kernels {
   void (*quantise)(const float* x, int64_t inputs, int64_t block, int64_t blocks, int8_t* q, float* scales,
                    int32_t* sums);
   // Blocks first .. first + count - 1 of one panel for the rows of a tile: y [rows, stride], 16 columns. Continues
-  // earlier blocks unless first is 0. ahead: memory that is wanted next.
+  // earlier blocks unless first is 0.
   void (*product)(const Weight& weight, int64_t panel, int64_t first, int64_t count, int rows, Rows x, float* y,
-                  int64_t stride, const uint8_t* ahead);
+                  int64_t stride, Ahead ahead);
   void (*prepare)(const Attention& job, int64_t kv_head);
   size_t (*scratch)(const Attention& job, int64_t rows);  // floats that `group` and `block` need for so many rows
   void (*part)(const Attention& job, int64_t kv_head, int64_t group, float* scratch);

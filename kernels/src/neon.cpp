@@ -97,7 +97,7 @@ void any_tile(const Weight& w, int64_t panel, int64_t first, int64_t count, int 
 }
 
 void product(const Weight& w, int64_t panel, int64_t first, int64_t count, int rows, Rows x, float* y, int64_t stride,
-             const uint8_t*) {
+             Ahead) {
   if (w.bits == 4) any_tile<4>(w, panel, first, count, rows, x, y, stride);
   else any_tile<8>(w, panel, first, count, rows, x, y, stride);
 }

@@ -18,7 +18,7 @@ int32_t level_of(const Weight& w, const uint8_t* panel, int64_t k, int64_t colum
 }
 
 void product(const Weight& w, int64_t panel, int64_t first, int64_t count, int rows, Rows x, float* y, int64_t stride,
-             const uint8_t*) {
+             Ahead) {
   const uint8_t* levels = w.levels + panel * w.panel_bytes();
   const uint8_t* meta = w.meta + (panel * w.blocks + first) * META;
   const int8_t* values = static_cast<const int8_t*>(x.values);

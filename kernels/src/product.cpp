@@ -232,17 +232,17 @@ void panels(const Kernels& kernels, const Weight& w, const Input& in, int64_t ro
             const float* bias, const float* added, float* y) {
   const int64_t some = rows <= in.most ? w.blocks : INPUTS_AT_ONCE / w.block;
   const int64_t block_bytes = w.block * PANEL * w.bits / 8, unit = w.block * (in.wide ? 2 : 1);
+  const int64_t tiles = (rows + in.most - 1) / in.most;
   float edge[8 * PANEL];
   for (int64_t panel = first; panel < last; panel++) {
     const int64_t column = panel * PANEL, left = w.columns - column;
     const uint8_t* levels = w.levels + panel * w.panel_bytes();
     for (int64_t b = 0; b < w.blocks; b += some) {
-      const int64_t count = b + some < w.blocks ? some : w.blocks - b;
+      const int64_t count = b + some < w.blocks ? some : w.blocks - b, bytes = count * block_bytes;
       const uint8_t* here = levels + b * block_bytes;
-      for (int64_t t = 0; t < rows;) {
+      for (int64_t t = 0, tile = 0; t < rows; tile++) {
         const int n = tile_rows(t, rows, in.most);
-        const bool only = rows <= in.most, end = t + n == rows;
-        const uint8_t* ahead = only ? here + EARLY : end ? here + count * block_bytes : here;
+        const Ahead ahead = {here + (tiles == 1 ? EARLY : bytes + bytes * tile / tiles), tiles};
         const Rows x = {in.values + t * in.row_bytes() + b * unit * n, in.scales + t * in.blocks,
                         in.sums + t * in.blocks};
         float* out = y + t * w.columns + column;

@@ -77,9 +77,11 @@ INLINE Ints four_levels(const uint8_t* p) {
 // A block's sum begins at minus its zero level times the row's sum, which fits 16 bits, as the zero level does.
 template <int R, int BITS>
 __attribute__((noinline)) void tile(const Weight& weight, const uint8_t* levels, const uint8_t* meta, int64_t count,
-                                    Rows x, float* y, int64_t stride, bool more, const uint8_t* ahead) {
+                                    Rows x, float* y, int64_t stride, bool more, Ahead wanted) {
   constexpr int64_t STEP = 4 * PANEL * BITS / 8;  // bytes of the levels of four inputs
   const int8_t* values = static_cast<const int8_t*>(x.values);
+  const uint8_t* ahead = wanted.at;
+  const int64_t faster = 4 * STEP / wanted.tiles;
   Floats f[R];
   UNROLLED for (int r = 0; r < R; r++) f[r] = more ? read(y + r * stride) : zeros();
   for (int64_t b = 0; b < count; b++, meta += META) {
@@ -95,7 +97,7 @@ __attribute__((noinline)) void tile(const Weight& weight, const uint8_t* levels,
         const Ints w = four_levels<BITS>(levels + j * STEP);
         UNROLLED for (int r = 0; r < R; r++) sums[r] = dots(sums[r], w, each(values + (j * R + r) * 4));
       }
-      levels += 4 * STEP, ahead += 4 * STEP, values += 16 * R;
+      levels += 4 * STEP, ahead += faster, values += 16 * R;
     }
     const Floats steps = steps_of(meta);
     UNROLLED for (int r = 0; r < R; r++) f[r] = folded(sums[r], steps, x.scales[r * weight.blocks + b], f[r]);
@@ -104,7 +106,7 @@ __attribute__((noinline)) void tile(const Weight& weight, const uint8_t* levels,
 }
 
 void product(const Weight& w, int64_t panel, int64_t first, int64_t count, int rows, Rows x, float* y, int64_t stride,
-             const uint8_t* ahead) {
+             Ahead ahead) {
   const uint8_t* levels = w.levels + panel * w.panel_bytes() + first * w.block * PANEL * w.bits / 8;
   const uint8_t* meta = w.meta + (panel * w.blocks + first) * META;
   x.scales += first, x.sums += first;
