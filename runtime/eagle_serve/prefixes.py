@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime import Conversation, EagleModel, Turn
+from eagle_runtime.app.slots import COPIED
 
 Ids = npt.NDArray[np.int64]
-COPIED = 16  # common tokens for which a state is copied; fewer are read again
 
 
 class _State:

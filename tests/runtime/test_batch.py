@@ -15,6 +15,7 @@ import pytest
 
 from conftest import needs_operators
 from eagle_runtime import ClosedError, ContextError, EagleModel, RequestError
+from eagle_runtime.app.batch import Beginnings
 from eagle_runtime.base.tree import Tree
 from eagle_runtime.core.head import Proposal, run_head_passes
 from eagle_runtime.core.rounds import Timed
@@ -205,6 +206,45 @@ def test_an_answer_that_begins_later_joins_the_next_pass(model: EagleModel) -> N
     for number, piece in model.batch(requests, width=2, ignore_eos=True, method="vanilla"):
         order.append((number, piece.result is not None))
     assert order.index((0, True)) < order.index((2, False)) < order.index((2, True)) < order.index((1, True))
+
+
+def test_what_prompts_have_in_common_is_read_once(model: EagleModel) -> None:
+    """The second and the third wait for the first, which reads 150 tokens; the last one shares more
+    with the third than with the first."""
+    common = [3 + number % 90 for number in range(150)]
+    prompts = [
+        [*common, 5, 6],
+        [*common, 7],
+        [*common[:120], 8, 9, *[4] * 60],
+        [*common[:120], 8, 9, *[4] * 70],
+        [5, 6],
+    ]
+    settings: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True, "temperature": 1.0, "seed": 3}
+    alone = [model.generate(prompt, **settings) for prompt in prompts]
+    results = {number: piece.result for number, piece in model.batch(prompts, **settings) if piece.result is not None}
+    assert [results[number].token_ids for number in range(5)] == [one.token_ids for one in alone]
+    assert [results[number].usage.cached_tokens for number in range(5)] == [0, 149, 119, 181, 0]
+    assert model.memory().conversations == 0
+
+
+def test_a_text_that_ends_early_keeps_no_other_waiting(model: EagleModel) -> None:
+    """The first one is left while the second waits for its rows: then that reads for itself."""
+    common = [3 + number % 90 for number in range(200)]
+    slots = [model.slots.new() for _ in range(2)]
+    beginnings = Beginnings()
+    for slot in slots:
+        beginnings.add(slot, common)
+    assert [beginnings.waits(slot) for slot in slots] == [False, True]
+    beginnings.remove(slots[0])
+    assert not beginnings.waits(slots[1])
+    turn = model.turn_in(slots[1], common, lambda *_: None, {"max_new_tokens": 3, "ignore_eos": True, "temperature": 0})
+    with turn:
+        result = [piece.result for piece in turn][-1]
+    assert result is not None
+    assert result.usage.cached_tokens == 0
+    assert result.token_ids == model.generate(common, max_new_tokens=3, ignore_eos=True, temperature=0).token_ids
+    for slot in slots:
+        slot.close()
 
 
 def test_a_closed_model_ends_a_batch(model: EagleModel) -> None:

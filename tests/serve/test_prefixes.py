@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from eagle_runtime import EagleModel
+from eagle_runtime.app.slots import COPIED
 from eagle_serve import Limits, Options
-from eagle_serve.prefixes import COPIED, Prefixes, common
+from eagle_serve.prefixes import Prefixes, common
 from eagle_serve.server import serving
 from raw_http import events, post
 from serve.clients import COMPLETIONS, idle, metric, read_until, started, until

@@ -7,11 +7,46 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from eagle_runtime.app.result import Piece
+from eagle_runtime.app.slots import COPIED, Slot
 from eagle_runtime.app.turn import Turn
+from eagle_runtime.core.decoding_state import common_prefix
 from eagle_runtime.core.rounds import Asked
 from eagle_runtime.core.scheduler import Serve
 
 Begin = Callable[[], Turn]
+
+
+class Beginnings:
+    """The prompts of the texts that are answered now. What two of them have in common at their beginning is read once:
+    the later text waits until the earlier one has read it, and copies its rows."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[Slot, Sequence[int]] = {}
+        self._sources: dict[Slot, tuple[Slot, int]] = {}  # of slots that wait, and how many tokens they wait for
+
+    def add(self, slot: Slot, prompt: Sequence[int]) -> None:
+        """A text is going to be answered in an empty slot."""
+        known = [(common_prefix(prompt, other), source) for source, other in self._prompts.items()]
+        count, source = max(known, key=lambda pair: pair[0], default=(0, slot))
+        if count >= COPIED:
+            slot.copy_from(source, count)
+            self._sources[slot] = source, count
+        self._prompts[slot] = prompt
+
+    def waits(self, slot: Slot) -> bool:
+        """Whether the rows that the slot will copy are still to be read."""
+        if slot not in self._sources:
+            return False
+        source, count = self._sources[slot]
+        if source in self._prompts and len(source.state.tokens) < count:
+            return True
+        del self._sources[slot]
+        return False
+
+    def remove(self, slot: Slot) -> None:
+        """Its text has ended."""
+        self._prompts.pop(slot, None)
+        self._sources.pop(slot, None)
 
 
 def pieces_of(begins: Sequence[Begin], width: int, serve: Serve) -> Iterator[tuple[int, Piece]]:

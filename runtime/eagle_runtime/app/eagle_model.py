@@ -9,7 +9,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from eagle_runtime.app.batch import pieces_of
+from eagle_runtime.app.batch import Beginnings, pieces_of
 from eagle_runtime.app.conversation import Conversation, OnEnd
 from eagle_runtime.app.decoding import Work, decode
 from eagle_runtime.app.output import Output
@@ -22,7 +22,7 @@ from eagle_runtime.base.errors import ClosedError, ContextError, RequestError
 from eagle_runtime.base.tree import Float
 from eagle_runtime.core.counters import CountedSession, Counters
 from eagle_runtime.core.decoding_state import DecodingState
-from eagle_runtime.core.generate import asking
+from eagle_runtime.core.generate import Reading, asking
 from eagle_runtime.core.head import HeadOfText
 from eagle_runtime.core.rounds import Asked
 from eagle_runtime.core.scheduler import Lease, Scheduler
@@ -260,15 +260,24 @@ class EagleModel:
         self._engines.check()
         return Conversation.load(self, path)
 
-    def turn_in(self, slot: Slot, prompt: list[int], on_end: OnEnd, settings: dict[str, Any]) -> Turn:
+    def turn_in(
+        self,
+        slot: Slot,
+        prompt: list[int],
+        on_end: OnEnd,
+        settings: dict[str, Any],
+        waits: Callable[[], bool] = lambda: False,
+    ) -> Turn:
         """For Conversation: returns a turn that answers a text whose beginning the slot may hold. on_end: called with
-        what was answered when it ends."""
+        what was answered when it ends. waits: returns whether the turn should let others go first."""
         self._engines.check()
         self.slots.check(len(prompt), self.context)
         context = self.slots.most_rows(self.context)
         request = request_of(self.bundle, slot.state, prompt, context, **settings)
 
         def work() -> Work:
+            while waits():
+                yield Reading(0, len(prompt))
             slot.begin()
             yield from self._asking(slot.state, request)
 
@@ -288,13 +297,15 @@ class EagleModel:
 
         requests: prompts, or mappings with "prompt" and settings of `stream` of its own; settings: of all others.
         width: requests that run at once. Every text is the one that the request gets alone. Backend native verifies
-        the trees of all in one forward pass; cpu takes turns; engines of GPUs answer one after the other.
+        the trees of all in one forward pass; cpu takes turns; engines of GPUs answer one after the other. What prompts
+        that run at once have in common at their beginning is read once.
 
         Raises RequestError, ContextError and ClosedError at once, for any of the requests; the iteration raises what a
         stream raises, which ends the other answers, as leaving it does."""
         self._engines.check()
         width = checked_int("width", width, 1) if self.bundle.on_cpu else 1
         begins: list[Callable[[], Turn]] = []
+        beginnings = Beginnings()
         for one in requests:
             own = {"prompt": one} if not isinstance(one, Mapping) else dict(one)
             if "prompt" not in own:
@@ -302,7 +313,7 @@ class EagleModel:
             ids = self.checked_prompt(own.pop("prompt"))
             merged = {**settings, **own}
             request_of(self.bundle, self._state, ids, self.context, **merged)  # which checks the settings
-            begins.append(lambda ids=ids, merged=merged: self._turn_alone(ids, merged))  # type: ignore[misc]
+            begins.append(lambda ids=ids, merged=merged: self._turn_alone(ids, merged, beginnings))  # type: ignore[misc]
         return pieces_of(begins, width, self._engines.rounds.serve)
 
     def grant(self, wishes: Sequence[Asked]) -> None:
@@ -310,10 +321,16 @@ class EagleModel:
         backend joins texts. Raises ClosedError."""
         self._engines.rounds.serve(wishes)
 
-    def _turn_alone(self, ids: list[int], settings: dict[str, Any]) -> Turn:
-        """A turn with caches of its own, which are freed at its end."""
+    def _turn_alone(self, ids: list[int], settings: dict[str, Any], beginnings: Beginnings) -> Turn:
+        """A turn with caches of its own, which are freed at its end. beginnings: of the others, which it joins."""
         slot = self.slots.new()
-        return self.turn_in(slot, ids, lambda *_: slot.close(), settings)
+        beginnings.add(slot, ids)
+
+        def ended(*_: object) -> None:
+            beginnings.remove(slot)
+            slot.close()
+
+        return self.turn_in(slot, ids, ended, settings, lambda: beginnings.waits(slot))
 
     def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
         """Yields the target's logits after tokens[first], tokens[first + 1], ... in arrays [R, V]. Holds the model as a

@@ -17,6 +17,7 @@ from eagle_runtime.core.decoding_state import DecodingState, Snapshot, common_pr
 from eagle_runtime.core.engines import Engines
 from eagle_runtime.core.scheduler import Scheduler
 
+COPIED = 16  # tokens in common for which rows of another text are copied; fewer are read again
 _clock = itertools.count()
 
 
