@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime import Conversation, EagleModel, Turn
-from eagle_runtime.app.slots import COPIED
 
 Ids = npt.NDArray[np.int64]
 
@@ -95,7 +94,7 @@ class Prefixes:
             if best is not None and count and 2 * count >= len(best.ids):
                 return best.take()
             state = self._other([state for _, state in idle if state is not best])
-            if best is not None and count >= COPIED:
+            if best is not None:
                 state.chat.slot.copy_from(best.chat.slot, count)
             return state
 

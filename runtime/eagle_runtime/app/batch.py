@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from eagle_runtime.app.result import Piece
-from eagle_runtime.app.slots import COPIED, Slot
+from eagle_runtime.app.slots import Slot
 from eagle_runtime.app.turn import Turn
 from eagle_runtime.core.decoding_state import common_prefix
 from eagle_runtime.core.rounds import Asked
@@ -28,8 +28,7 @@ class Beginnings:
         """A text is going to be answered in an empty slot."""
         known = [(common_prefix(prompt, other), source) for source, other in self._prompts.items()]
         count, source = max(known, key=lambda pair: pair[0], default=(0, slot))
-        if count >= COPIED:
-            slot.copy_from(source, count)
+        if slot.copy_from(source, count):
             self._sources[slot] = source, count
         self._prompts[slot] = prompt
 

@@ -65,9 +65,13 @@ class Slot:
         """Tokens of a text whose rows the target holds."""
         return min(common_prefix(self.state.tokens, ids), self.state.target.cache.length)
 
-    def copy_from(self, source: Slot, most: int | None = None) -> None:
-        """Take the rows of another conversation as they will be at the first step. most: of its first tokens alone."""
-        self._source, self._copied = weakref.ref(source), most
+    def copy_from(self, source: Slot, most: int | None = None) -> bool:
+        """Take the rows of another conversation as they will be at the first step. most: of its first tokens alone.
+        Returns whether they are worth it: fewer than COPIED are read again."""
+        worth = most is None or most >= COPIED
+        if worth:
+            self._source, self._copied = weakref.ref(source), most
+        return worth
 
     def begin(self) -> None:
         """Called in the first step of a turn."""
