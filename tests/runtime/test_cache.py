@@ -25,15 +25,19 @@ PIECES = 2
 
 
 class TightRows(KVCache):
-    """Gives back all that a text does not need."""
+    """Gives back all that a text does not need, as somebody watches its growth."""
 
-    kept = 0
+    def __init__(self, *sizes: Any) -> None:
+        super().__init__(*sizes)
+        self.watch_growth(lambda _: None)
 
 
 class TightHeads(HeadMajorCache):
     """As TightRows."""
 
-    kept = 0
+    def __init__(self, *sizes: Any, **layout: Any) -> None:
+        super().__init__(*sizes, **layout)
+        self.watch_growth(lambda _: None)
 
 
 @given(

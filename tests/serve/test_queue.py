@@ -23,7 +23,7 @@ from openai import OpenAI
 
 from eagle_runtime import ClosedError, EagleModel, Piece, Result
 from eagle_runtime.app.result import Stop, usage_of
-from eagle_runtime.core.rounds import Asked, Member
+from eagle_runtime.core.rounds import Member, Wish
 from eagle_serve import Limits, Options
 from eagle_serve.errors import ApiError
 from eagle_serve.jobs import Event, Job, Jobs
@@ -55,7 +55,7 @@ def piece(text: str) -> Piece:
     return Piece((), text)
 
 
-def refused(wishes: Sequence[Asked]) -> None:
+def refused(wishes: Sequence[Wish]) -> None:
     raise AssertionError("nothing was wished for")
 
 
@@ -65,7 +65,7 @@ def test_jobs_run_in_order_and_too_many_are_refused() -> None:
     open_gate = threading.Event()
     entered = threading.Event()
 
-    def decode(job: Job) -> Iterator[Piece | Asked]:
+    def decode(job: Job) -> Iterator[Piece | Wish]:
         entered.set()
         open_gate.wait(PATIENCE_S)
         ran.append(numbers[job])
@@ -110,17 +110,17 @@ def test_jobs_share_rounds_and_a_whole_answer_is_told_at_its_end(stream: bool) -
     rounds: list[int] = []  # wishes of each
     open_gate = threading.Event()
 
-    def serve(wishes: Sequence[Asked]) -> None:
+    def serve(wishes: Sequence[Wish]) -> None:
         rounds.append(len(wishes))
         if len(rounds) == 5:
             raise ClosedError("the engines are gone")
         for wish in wishes:
             wish.advance()
 
-    def decode(job: Job) -> Iterator[Piece | Asked]:
+    def decode(job: Job) -> Iterator[Piece | Wish]:
         open_gate.wait(PATIENCE_S)
         for number in range(3):
-            yield (wish := Asked(Member(), partial(list, (number,))))
+            yield (wish := Wish(Member(), partial(list, (number,))))
             yield piece(str(wish.taken()[0]))
         yield LAST
 
@@ -170,7 +170,7 @@ def test_news_are_taken_together() -> None:
 
 
 def test_a_bug_is_an_error_with_a_number_and_no_details(caplog: pytest.LogCaptureFixture) -> None:
-    def decode(job: Job) -> Iterator[Piece | Asked]:
+    def decode(job: Job) -> Iterator[Piece | Wish]:
         yield piece("a")
         raise ZeroDivisionError("a secret")
 

@@ -10,7 +10,7 @@ from eagle_runtime.app.result import Piece
 from eagle_runtime.app.slots import Slot
 from eagle_runtime.app.turn import Turn
 from eagle_runtime.core.decoding_state import common_prefix
-from eagle_runtime.core.rounds import Asked
+from eagle_runtime.core.rounds import Wish
 from eagle_runtime.core.scheduler import Serve
 
 Begin = Callable[[], Turn]
@@ -67,7 +67,7 @@ def pieces_of(begins: Sequence[Begin], width: int, serve: Serve) -> Iterator[tup
                 else:
                     break
                 for event in running[number].events:
-                    if isinstance(event, Asked):
+                    if isinstance(event, Wish):
                         wishes.append(event)
                         break
                     yield number, event

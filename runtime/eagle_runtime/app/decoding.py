@@ -13,7 +13,7 @@ from eagle_runtime.app.result import Piece, Result, usage_of
 from eagle_runtime.app.turn import TurnState
 from eagle_runtime.core.generate import Cycle, Reading
 from eagle_runtime.core.head import HeadPass
-from eagle_runtime.core.rounds import Asked
+from eagle_runtime.core.rounds import Wish
 from eagle_runtime.core.scheduler import Lease, Scheduler
 from eagle_runtime.core.target import Verification
 
@@ -28,7 +28,7 @@ def decode(
     output: Output,
     state: TurnState,
     known: Callable[[], int],
-) -> Generator[Piece | Asked, None, None]:
+) -> Generator[Piece | Wish, None, None]:
     """Yields the pieces of an answer, the last one with the result, and before them the wishes for the steps that they
     need, as Scheduler.asking does. work: the loop's events, each computed in a step of its own. known: returns how many
     tokens of the prompt did not have to be read."""
@@ -40,13 +40,13 @@ def decode(
         with contextlib.closing(steps):
             while output.stop is None:
                 event = None if state.cancelled else next(steps, None)
-                if isinstance(event, Asked):
+                if isinstance(event, Wish):
                     yield event
                     event = next(steps, None)
                 if event is None:
                     output.finish("cancelled" if state.cancelled else "context_full")
                     break
-                assert not isinstance(event, Verification | HeadPass | Asked), "a round runs it"
+                assert not isinstance(event, Verification | HeadPass | Wish), "a round runs it"
                 if isinstance(event, Reading):
                     if request.on_prefill is not None:
                         left = time.perf_counter()

@@ -24,7 +24,7 @@ from eagle_runtime.core.counters import CountedSession, Counters
 from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.generate import Reading, asking
 from eagle_runtime.core.head import HeadOfText
-from eagle_runtime.core.rounds import Asked
+from eagle_runtime.core.rounds import Wish
 from eagle_runtime.core.scheduler import Lease, Scheduler
 from eagle_runtime.core.session import Session
 from eagle_runtime.drafting.cost_model import Costs
@@ -316,7 +316,7 @@ class EagleModel:
             begins.append(lambda ids=ids, merged=merged: self._turn_alone(ids, merged, beginnings))  # type: ignore[misc]
         return pieces_of(begins, width, self._engines.rounds.serve)
 
-    def grant(self, wishes: Sequence[Asked]) -> None:
+    def grant(self, wishes: Sequence[Wish]) -> None:
         """Grant wishes of turns that one thread reads by their `events`, as `batch` does; in one forward pass where the
         backend joins texts. Raises ClosedError."""
         self._engines.rounds.serve(wishes)

@@ -53,7 +53,6 @@ class Slot:
         if not shared:
             state.release()
             for cache in state.caches:
-                cache.kept = 0  # of many conversations each would keep what its longest text took
                 cache.watch_growth(lambda nbytes: slots.make_room(self, nbytes))
 
     @property

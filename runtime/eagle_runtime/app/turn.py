@@ -11,10 +11,8 @@ from concurrent.futures import Executor
 from eagle_runtime.app.output import Output
 from eagle_runtime.app.result import Piece, Result
 from eagle_runtime.base.errors import BusyError
-from eagle_runtime.core.rounds import Asked
+from eagle_runtime.core.rounds import Wish as Wish
 from eagle_runtime.core.scheduler import Lease, Serve, served
-
-Wish = Asked  # what Turn.events yields before a piece, and EagleModel.grant grants
 
 
 class TurnState:
@@ -58,7 +56,7 @@ class Turn(Iterator[Piece]):
         self,
         state: TurnState,
         output: Output,
-        events: Generator[Piece | Asked, None, None],
+        events: Generator[Piece | Wish, None, None],
         serve: Serve,
         lease: Lease,
         worker: Callable[[], Executor],
@@ -73,7 +71,7 @@ class Turn(Iterator[Piece]):
         self._worker = worker
 
     @property
-    def events(self) -> Generator[Piece | Asked, None, None]:
+    def events(self) -> Generator[Piece | Wish, None, None]:
         """The pieces with the wishes before them, for a caller that serves those of several turns together, and asks
         for pieces in no other way."""
         return self._events

@@ -64,17 +64,18 @@ class Cache(ABC):
     sessions write rows."""
 
     in_place: bool = True
-    kept: int = KEPT
 
     def __init__(self, capacity: int) -> None:
         """capacity: rows at most; caches in host memory are allocated for fewer, and grow."""
         self.capacity = capacity
         self.length = 0
         self._before_growth: Callable[[int], None] = _nothing
+        self._kept = KEPT  # bytes that a shorter text does not free
 
     def watch_growth(self, called: Callable[[int], None] | None) -> None:
-        """called: with the bytes that are allocated next, before they are; None for nobody."""
-        self._before_growth = called or _nothing
+        """called: with the bytes that are allocated next, before they are; None for nobody. Whoever watches has many
+        caches, of which each would keep what its longest text took: so they keep nothing from text to text."""
+        self._before_growth, self._kept = called or _nothing, 0 if called else KEPT
 
     @property
     def nbytes(self) -> int:
@@ -92,7 +93,7 @@ class Cache(ABC):
 
     def fit(self, rows: int) -> None:
         """Free what a text of `rows` rows does not need, where that is half or more of what is allocated, and more than
-        `kept` bytes are. The committed rows, which are of that text, stay."""
+        KEPT bytes are, or somebody watches growth. The committed rows, which are of that text, stay."""
         assert self.length <= rows
 
     def read(self, most: int | None = None) -> list[npt.NDArray[np.generic]]:
@@ -191,7 +192,7 @@ class KVCache(Cache):
     def fit(self, rows: int) -> None:
         super().fit(rows)
         needed = min(max(rows, FIRST), self.capacity)
-        if 2 * needed <= self.rows.shape[1] and self.nbytes > self.kept:
+        if 2 * needed <= self.rows.shape[1] and self.nbytes > self._kept:
             self._reallocate(needed)
 
     def _reallocate(self, allocated: int) -> None:
@@ -367,7 +368,7 @@ class HeadMajorCache(Cache):
     def fit(self, rows: int) -> None:
         super().fit(rows)
         needed = min(-(-max(rows, FIRST) // STEP) * STEP, self._most)
-        if 2 * needed <= self._allocated and self.nbytes > self.kept:
+        if 2 * needed <= self._allocated and self.nbytes > self._kept:
             self._reallocate(needed)
             self._move(min(self.columns, needed))
 

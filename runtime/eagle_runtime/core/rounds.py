@@ -35,7 +35,7 @@ class Member:
         self.gap = 0.0
 
 
-class Asked:
+class Wish:
     """A member's wish for its next item, which Rounds.serve grants. wanted: the pass that it needs before; done:
     whether `items` or `error` is there."""
 
@@ -88,7 +88,7 @@ class Rounds:
         self._step = step
         self._most = session.most_texts if isinstance(session, JoiningSession) and session.joins else 1
         self._members: set[Member] = set()
-        self._waiting: list[Asked] = []
+        self._waiting: list[Wish] = []
         self._changed = threading.Condition()
         self.others = 0
         self.timed: deque[Timed] = deque(maxlen=TIMED)
@@ -111,7 +111,7 @@ class Rounds:
             self._members.discard(member)
             self._changed.notify_all()
 
-    def serve(self, wishes: Sequence[Asked]) -> None:
+    def serve(self, wishes: Sequence[Wish]) -> None:
         """Grant wishes of this thread, together with those that other threads wait for. Raises what Engines.step does;
         what a generation or its forward pass raises is its wish's `error`."""
         thread, now = this_thread(), time.perf_counter()
@@ -129,7 +129,7 @@ class Rounds:
         for asked in wishes:
             asked.member.left = left
 
-    def _lead(self, own: Sequence[Asked]) -> None:
+    def _lead(self, own: Sequence[Wish]) -> None:
         while wishes := [asked for asked in own if not asked.done]:
             if self.joins:
                 self._wait_for_others()
@@ -144,7 +144,7 @@ class Rounds:
                 with self._changed:  # after an interrupt: whoever is next leads them
                     self._waiting += [asked for asked in round_of if not asked.done]
 
-    def _run(self, round_of: list[Asked]) -> None:
+    def _run(self, round_of: list[Wish]) -> None:
         for asked in round_of:
             if asked.wanted is None:
                 asked.advance()
@@ -179,7 +179,7 @@ class Rounds:
                 self._changed.wait(left)
 
 
-def _grant(round_of: Sequence[Asked], kind: type[Pass], run: Callable[[Sequence[Pass]], None]) -> None:
+def _grant(round_of: Sequence[Wish], kind: type[Pass], run: Callable[[Sequence[Pass]], None]) -> None:
     """Run the passes of a kind that are wanted, and advance those who wanted them."""
     both = [(asked, asked.wanted) for asked in round_of if not asked.done and isinstance(asked.wanted, kind)]
     if not both:

@@ -15,11 +15,11 @@ from typing import TypeVar
 
 from eagle_runtime.base.errors import BusyError, RequestError
 from eagle_runtime.core.engines import Engines
-from eagle_runtime.core.rounds import Asked
+from eagle_runtime.core.rounds import Wish
 from eagle_runtime.core.ticket_queue import Ticket, TicketQueue, this_thread
 
 T = TypeVar("T")
-Serve = Callable[[Sequence[Asked]], None]
+Serve = Callable[[Sequence[Wish]], None]
 
 
 class Lease:
@@ -57,7 +57,7 @@ class Scheduler:
         caches."""
         return served(self.asking(lease, work), self._engines.rounds.serve)
 
-    def asking(self, lease: Lease, work: Iterator[T]) -> Generator[T | Asked, None, None]:
+    def asking(self, lease: Lease, work: Iterator[T]) -> Generator[T | Wish, None, None]:
         """As `steps`, with the wish for each item before it, which the caller serves (Rounds.serve) before it goes
         on."""
         ticket = lease.ticket
@@ -77,7 +77,7 @@ class Scheduler:
         try:
             self._begin(ticket)
             while True:
-                yield (wish := Asked(member, step))
+                yield (wish := Wish(member, step))
                 if not (items := wish.taken()):
                     return
                 yield items[0]
@@ -101,11 +101,11 @@ class Scheduler:
         self._newest = ticket
 
 
-def served(events: Generator[T | Asked, None, None], serve: Serve) -> Generator[T, None, None]:
+def served(events: Generator[T | Wish, None, None], serve: Serve) -> Generator[T, None, None]:
     """The items among events of one generation, whose wishes are served one after the other."""
     with contextlib.closing(events):
         for event in events:
-            if isinstance(event, Asked):
+            if isinstance(event, Wish):
                 serve([event])
             else:
                 yield event
