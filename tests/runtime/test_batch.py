@@ -228,14 +228,14 @@ def test_what_prompts_have_in_common_is_read_once(model: EagleModel) -> None:
 
 
 def test_a_text_that_ends_early_keeps_no_other_waiting(model: EagleModel) -> None:
-    """The first one is left while the second waits for its rows: then that reads for itself."""
+    """The first one ends before it has read what the second waits for: then that reads for itself."""
     common = [3 + number % 90 for number in range(200)]
     slots = [model.slots.new() for _ in range(2)]
     beginnings = Beginnings()
     for slot in slots:
         beginnings.add(slot, common)
     assert [beginnings.waits(slot) for slot in slots] == [False, True]
-    beginnings.remove(slots[0])
+    beginnings.end(slots[0])
     assert not beginnings.waits(slots[1])
     turn = model.turn_in(slots[1], common, lambda *_: None, {"max_new_tokens": 3, "ignore_eos": True, "temperature": 0})
     with turn:
@@ -243,8 +243,23 @@ def test_a_text_that_ends_early_keeps_no_other_waiting(model: EagleModel) -> Non
     assert result is not None
     assert result.usage.cached_tokens == 0
     assert result.token_ids == model.generate(common, max_new_tokens=3, ignore_eos=True, temperature=0).token_ids
-    for slot in slots:
-        slot.close()
+    beginnings.end(slots[1])
+    beginnings.close()
+    assert model.memory().conversations == 0
+
+
+@pytest.mark.parametrize("width", [1, 2, 8])
+def test_answers_of_one_token_share_what_their_prompts_have_in_common(model: EagleModel, width: int) -> None:
+    """Texts end as soon as they have read their prompts."""
+    common = [3 + number % 90 for number in range(200)]
+    prompts = [[*common, number] for number in range(5)]
+    settings: dict[str, Any] = {"max_new_tokens": 1, "ignore_eos": True, "temperature": 0}
+    alone = [model.generate(prompt, **settings).token_ids for prompt in prompts]
+    batch = model.batch(prompts, width=width, **settings)
+    results = {number: piece.result for number, piece in batch if piece.result is not None}
+    assert [results[number].token_ids for number in range(5)] == alone
+    assert [results[number].usage.cached_tokens for number in range(5)] == [0, *[199] * 4]
+    assert model.memory().conversations == 0
 
 
 def test_a_closed_model_ends_a_batch(model: EagleModel) -> None:

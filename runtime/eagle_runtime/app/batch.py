@@ -17,12 +17,14 @@ Begin = Callable[[], Turn]
 
 
 class Beginnings:
-    """The prompts of the texts that are answered now. What two of them have in common at their beginning is read once:
-    the later text waits until the earlier one has read it, and copies its rows."""
+    """The prompts of a batch's texts. What two of them have in common at their beginning is read once: the later text
+    waits until the earlier one has read it, and copies its rows. A text that has ended keeps its rows as long as
+    another waits for them, or none has ended after it."""
 
     def __init__(self) -> None:
         self._prompts: dict[Slot, Sequence[int]] = {}
         self._sources: dict[Slot, tuple[Slot, int]] = {}  # of slots that wait, and how many tokens they wait for
+        self._ended: list[Slot] = []
 
     def add(self, slot: Slot, prompt: Sequence[int]) -> None:
         """A text is going to be answered in an empty slot."""
@@ -33,25 +35,40 @@ class Beginnings:
         self._prompts[slot] = prompt
 
     def waits(self, slot: Slot) -> bool:
-        """Whether the rows that the slot will copy are still to be read."""
+        """Whether the rows that the slot will copy are still to be read. Once they are, it begins."""
         if slot not in self._sources:
             return False
         source, count = self._sources[slot]
-        if source in self._prompts and len(source.state.tokens) < count:
+        if source not in self._ended and len(source.state.tokens) < count:
             return True
         del self._sources[slot]
         return False
 
-    def remove(self, slot: Slot) -> None:
+    def end(self, slot: Slot) -> None:
         """Its text has ended."""
-        self._prompts.pop(slot, None)
         self._sources.pop(slot, None)
+        self._ended.append(slot)
+        wanted = {self._ended[-1], *(source for source, _ in self._sources.values())}
+        self._close([one for one in self._ended if one not in wanted])
+
+    def close(self) -> None:
+        """Close the slots of all texts that have ended."""
+        self._close(self._ended.copy())
+
+    def _close(self, slots: Sequence[Slot]) -> None:
+        for slot in slots:
+            self._ended.remove(slot)
+            del self._prompts[slot]
+            slot.close()
 
 
-def pieces_of(begins: Sequence[Begin], width: int, serve: Serve) -> Iterator[tuple[int, Piece]]:
+def pieces_of(
+    begins: Sequence[Begin], width: int, serve: Serve, ended: Callable[[], None]
+) -> Iterator[tuple[int, Piece]]:
     """Yields (number, piece) of turns as their pieces come, `width` turns at once; the last piece of each has its
-    result. begins: each returns a turn; called once it is that turn's time. serve: grants the wishes of all. Raises
-    what a turn raises, and then ends the others, as it does where the iteration is left early."""
+    result. begins: each returns a turn; called once it is that turn's time. serve: grants the wishes of all. ended:
+    called after the last. Raises what a turn raises, and then ends the others, as it does where the iteration is left
+    early."""
     numbers = iter(range(len(begins)))
     running: dict[int, Turn] = {}
     try:
@@ -80,3 +97,4 @@ def pieces_of(begins: Sequence[Begin], width: int, serve: Serve) -> Iterator[tup
     finally:
         for turn in running.values():
             turn.close()
+        ended()

@@ -314,7 +314,7 @@ class EagleModel:
             merged = {**settings, **own}
             request_of(self.bundle, self._state, ids, self.context, **merged)  # which checks the settings
             begins.append(lambda ids=ids, merged=merged: self._turn_alone(ids, merged, beginnings))  # type: ignore[misc]
-        return pieces_of(begins, width, self._engines.rounds.serve)
+        return pieces_of(begins, width, self._engines.rounds.serve, beginnings.close)
 
     def grant(self, wishes: Sequence[Wish]) -> None:
         """Grant wishes of turns that one thread reads by their `events`, as `batch` does; in one forward pass where the
@@ -322,15 +322,10 @@ class EagleModel:
         self._engines.rounds.serve(wishes)
 
     def _turn_alone(self, ids: list[int], settings: dict[str, Any], beginnings: Beginnings) -> Turn:
-        """A turn with caches of its own, which are freed at its end. beginnings: of the others, which it joins."""
+        """A turn with caches of its own. beginnings: of the others, which it joins, and which close them."""
         slot = self.slots.new()
         beginnings.add(slot, ids)
-
-        def ended(*_: object) -> None:
-            beginnings.remove(slot)
-            slot.close()
-
-        return self.turn_in(slot, ids, ended, settings, lambda: beginnings.waits(slot))
+        return self.turn_in(slot, ids, lambda *_: beginnings.end(slot), settings, lambda: beginnings.waits(slot))
 
     def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
         """Yields the target's logits after tokens[first], tokens[first + 1], ... in arrays [R, V]. Holds the model as a
