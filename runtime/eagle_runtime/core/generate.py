@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -81,8 +81,7 @@ def asking(
         features = target.keep(step.path, features)
         state.emit(step.tokens.tolist(), features)
         drafter.learn(step)
-        step = replace(step, logits=None)  # which the next pass overwrites
-        yield Cycle(tree, step, grown - started, verified - grown, clock() - verified)
+        yield Cycle(tree, step.without_logits(), grown - started, verified - grown, clock() - verified)
 
 
 def generate(

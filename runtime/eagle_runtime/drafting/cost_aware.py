@@ -287,12 +287,14 @@ def best_size(chances: Seconds, verify: Seconds, spent: float) -> tuple[int, flo
     """Returns the number of nodes, root included, with the highest rate, and that rate in tokens per second.
 
     chances [M]: of candidates; verify[n - 1]: seconds for n nodes; spent: seconds of drafting."""
-    tokens = np.ones(min(1 + len(chances), len(verify)))
-    np.cumsum(np.sort(chances)[: -len(tokens) : -1], out=tokens[1:])
-    tokens[1:] += 1
-    rates = tokens / (verify[: len(tokens)] + spent)
-    nodes = int(rates.argmax())
-    return nodes + 1, float(rates[nodes])
+    # Of some twenty candidates: lists are faster than arrays.
+    seconds = verify.tolist()
+    tokens, best, rate = 1.0, 1, 1 / (seconds[0] + spent)
+    for nodes, (chance, cost) in enumerate(zip(sorted(chances.tolist(), reverse=True), seconds[1:], strict=False), 2):
+        tokens += chance
+        if tokens > rate * (cost + spent):
+            best, rate = nodes, tokens / (cost + spent)
+    return best, rate
 
 
 def _best_tree(pool: Pool, root: int, verify: Seconds, plain: float, spent: float, levels: int) -> _Draft:
