@@ -77,7 +77,7 @@ template <int R, int STEPS, bool ONCE>
 __attribute__((noinline)) void tile4(Tile t) {
   const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
   const uint8_t *w = t.levels, *ahead = t.ahead.at;
-  const int64_t faster = 32 * STEPS / t.ahead.tiles;
+  const int64_t step = 32 * STEPS / t.ahead.tiles;
   const int8_t* x = static_cast<const int8_t*>(t.x);
   __m256 f0[R], f1[R];
   begin<R>(t, f0, f1);
@@ -103,7 +103,7 @@ __attribute__((noinline)) void tile4(Tile t) {
         }
       }
       x += 4 * STEPS * R;
-      ahead += faster;
+      ahead += step;
       UNROLLED for (int r = 0; r < R; r++) {
         const __m256i s0 = _mm256_madd_epi16(a0[r], ones), s1 = _mm256_madd_epi16(a1[r], ones);
         i0[r] = ONCE ? s0 : _mm256_add_epi32(i0[r], s0);
@@ -119,7 +119,7 @@ __attribute__((noinline)) void tile4(Tile t) {
 template <int R>
 __attribute__((noinline)) void tile8(Tile t) {
   const uint8_t *w = t.levels, *ahead = t.ahead.at;
-  const int64_t faster = 256 / t.ahead.tiles;
+  const int64_t step = 256 / t.ahead.tiles;
   const int16_t* x = static_cast<const int16_t*>(t.x);
   __m256 f0[R], f1[R];
   begin<R>(t, f0, f1);
@@ -141,7 +141,7 @@ __attribute__((noinline)) void tile8(Tile t) {
         }
       }
       x += 16 * R;
-      ahead += faster;
+      ahead += step;
     }
     join_block<R, true>(t.meta, a0, a1, t.scales + b, t.sums + b, t.blocks, f0, f1);
     t.meta += META;
@@ -152,11 +152,9 @@ __attribute__((noinline)) void tile8(Tile t) {
 template <int R>
 void any_tile(const Tile& t, int bits) {
   if (bits == 8) tile8<R>(t);
-  else {
-    if (t.block == 32) tile4<R, 8, true>(t);
-    else if (t.block % 32) tile4<R, 4, true>(t);
-    else tile4<R, 8, false>(t);
-  }
+  else if (t.block == 32) tile4<R, 8, true>(t);
+  else if (t.block < 32) tile4<R, 4, true>(t);
+  else tile4<R, 8, false>(t);
 }
 
 void product(const Weight& w, int64_t panel, int64_t first, int64_t count, int rows, Rows x, float* y, int64_t stride,

@@ -186,6 +186,7 @@ struct Input {
   float* scales = nullptr;
   int32_t* sums = nullptr;
   int64_t row_bytes() const { return blocks * block * (wide ? 2 : 1); }
+  int64_t tiles(int64_t rows) const { return (rows + most - 1) / most; }
 };
 
 // Rows of the tile that begins at `row`: as many as fit, but halves where one tile would be nearly empty.
@@ -230,9 +231,8 @@ void read_tile(const Product& p, const float* x, const float* up, int64_t t, int
 // Panels first .. last - 1 of one weight for all rows. bias: [N] to add, or null; added: [rows, N] to add then, or null.
 void panels(const Kernels& kernels, const Weight& w, const Input& in, int64_t rows, int64_t first, int64_t last,
             const float* bias, const float* added, float* y) {
-  const int64_t some = rows <= in.most ? w.blocks : INPUTS_AT_ONCE / w.block;
+  const int64_t tiles = in.tiles(rows), some = tiles == 1 ? w.blocks : INPUTS_AT_ONCE / w.block;
   const int64_t block_bytes = w.block * PANEL * w.bits / 8, unit = w.block * (in.wide ? 2 : 1);
-  const int64_t tiles = (rows + in.most - 1) / in.most;
   float edge[8 * PANEL];
   for (int64_t panel = first; panel < last; panel++) {
     const int64_t column = panel * PANEL, left = w.columns - column;
@@ -367,7 +367,7 @@ ort::Status plan(const void* what, Pass* pass) {
   // Each input has tiles of its own size; pieces are those of the first, whose ranges of rows all of them take.
   int64_t tiles = 1;
   for (int i = 0; i < work->count; i++) {
-    const int64_t of_input = (rows + work->inputs[i].most - 1) / work->inputs[i].most;
+    const int64_t of_input = work->inputs[i].tiles(rows);
     tiles = of_input > tiles ? of_input : tiles;
   }
   work->chunks = p.norm != nullptr ? 1 : (channels + CHUNK - 1) / CHUNK;  // a norm needs all inputs

@@ -81,7 +81,7 @@ __attribute__((noinline)) void tile(const Weight& weight, const uint8_t* levels,
   constexpr int64_t STEP = 4 * PANEL * BITS / 8;  // bytes of the levels of four inputs
   const int8_t* values = static_cast<const int8_t*>(x.values);
   const uint8_t* ahead = wanted.at;
-  const int64_t faster = 4 * STEP / wanted.tiles;
+  const int64_t step = 4 * STEP / wanted.tiles;
   Floats f[R];
   UNROLLED for (int r = 0; r < R; r++) f[r] = more ? read(y + r * stride) : zeros();
   for (int64_t b = 0; b < count; b++, meta += META) {
@@ -97,7 +97,7 @@ __attribute__((noinline)) void tile(const Weight& weight, const uint8_t* levels,
         const Ints w = four_levels<BITS>(levels + j * STEP);
         UNROLLED for (int r = 0; r < R; r++) sums[r] = dots(sums[r], w, each(values + (j * R + r) * 4));
       }
-      levels += 4 * STEP, ahead += faster, values += 16 * R;
+      levels += 4 * STEP, ahead += step, values += 16 * R;
     }
     const Floats steps = steps_of(meta);
     UNROLLED for (int r = 0; r < R; r++) f[r] = folded(sums[r], steps, x.scales[r * weight.blocks + b], f[r]);
