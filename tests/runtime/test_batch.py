@@ -230,20 +230,21 @@ def test_what_prompts_have_in_common_is_read_once(model: EagleModel) -> None:
 def test_a_text_that_ends_early_keeps_no_other_waiting(model: EagleModel) -> None:
     """The first one ends before it has read what the second waits for: then that reads for itself."""
     common = [3 + number % 90 for number in range(200)]
+    settings = {"max_new_tokens": 3, "ignore_eos": True, "temperature": 0}
     slots = [model.slots.new() for _ in range(2)]
     beginnings = Beginnings()
+    turns = []
     for slot in slots:
         beginnings.add(slot, common)
-    assert [beginnings.waits(slot) for slot in slots] == [False, True]
-    beginnings.end(slots[0])
-    assert not beginnings.waits(slots[1])
-    turn = model.turn_in(slots[1], common, lambda *_: None, {"max_new_tokens": 3, "ignore_eos": True, "temperature": 0})
-    with turn:
+        turns.append(model.turn_in(slot, common, lambda *_, slot=slot: beginnings.end(slot), settings))  # type: ignore[misc]
+    assert [slot.waits for slot in slots] == [False, True]
+    turns[0].close()
+    assert not slots[1].waits
+    with turns[1] as turn:
         result = [piece.result for piece in turn][-1]
     assert result is not None
     assert result.usage.cached_tokens == 0
     assert result.token_ids == model.generate(common, max_new_tokens=3, ignore_eos=True, temperature=0).token_ids
-    beginnings.end(slots[1])
     beginnings.close()
     assert model.memory().conversations == 0
 

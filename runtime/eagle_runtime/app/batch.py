@@ -18,37 +18,24 @@ Begin = Callable[[], Turn]
 
 class Beginnings:
     """The prompts of a batch's texts. What two of them have in common at their beginning is read once: the later text
-    waits until the earlier one has read it, and copies its rows. A text that has ended keeps its rows as long as
-    another waits for them, or none has ended after it."""
+    waits until the earlier one has read it, and copies its rows (Slot.copy_from). A text that has ended keeps its rows
+    as long as another waits for them, or none has ended after it."""
 
     def __init__(self) -> None:
         self._prompts: dict[Slot, Sequence[int]] = {}
-        self._sources: dict[Slot, tuple[Slot, int]] = {}  # of slots that wait, and how many tokens they wait for
         self._ended: list[Slot] = []
 
     def add(self, slot: Slot, prompt: Sequence[int]) -> None:
         """A text is going to be answered in an empty slot."""
         known = [(common_prefix(prompt, other), source) for source, other in self._prompts.items()]
         count, source = max(known, key=lambda pair: pair[0], default=(0, slot))
-        if slot.copy_from(source, count):
-            self._sources[slot] = source, count
+        slot.copy_from(source, count)
         self._prompts[slot] = prompt
-
-    def waits(self, slot: Slot) -> bool:
-        """Whether the rows that the slot will copy are still to be read. Once they are, it begins."""
-        if slot not in self._sources:
-            return False
-        source, count = self._sources[slot]
-        if source not in self._ended and len(source.state.tokens) < count:
-            return True
-        del self._sources[slot]
-        return False
 
     def end(self, slot: Slot) -> None:
         """Its text has ended."""
-        self._sources.pop(slot, None)
         self._ended.append(slot)
-        wanted = {self._ended[-1], *(source for source, _ in self._sources.values())}
+        wanted = {slot, *(one.source for one in self._prompts)}
         self._close([one for one in self._ended if one not in wanted])
 
     def close(self) -> None:

@@ -266,17 +266,17 @@ class EagleModel:
         prompt: list[int],
         on_end: OnEnd,
         settings: dict[str, Any],
-        waits: Callable[[], bool] = lambda: False,
     ) -> Turn:
         """For Conversation: returns a turn that answers a text whose beginning the slot may hold. on_end: called with
-        what was answered when it ends. waits: returns whether the turn should let others go first."""
+        what was answered when it ends."""
         self._engines.check()
         self.slots.check(len(prompt), self.context)
         context = self.slots.most_rows(self.context)
         request = request_of(self.bundle, slot.state, prompt, context, **settings)
+        slot.expected = len(prompt)
 
         def work() -> Work:
-            while waits():
+            while slot.waits:
                 yield Reading(0, len(prompt))
             slot.begin()
             yield from self._asking(slot.state, request)
@@ -325,7 +325,7 @@ class EagleModel:
         """A turn with caches of its own. beginnings: of the others, which it joins, and which close them."""
         slot = self.slots.new()
         beginnings.add(slot, ids)
-        return self.turn_in(slot, ids, lambda *_: beginnings.end(slot), settings, lambda: beginnings.waits(slot))
+        return self.turn_in(slot, ids, lambda *_: beginnings.end(slot), settings)
 
     def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
         """Yields the target's logits after tokens[first], tokens[first + 1], ... in arrays [R, V]. Holds the model as a

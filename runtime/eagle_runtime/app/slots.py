@@ -38,13 +38,15 @@ class Memory:
 
 
 class Slot:
-    """The rows of one conversation. note: why there are none any more; busy: whether a turn is running in it."""
+    """The rows of one conversation. note: why there are none any more; busy: whether a turn is running in it; expected:
+    tokens of the prompt of a turn that runs or will, which the slot holds once they are read."""
 
     def __init__(self, slots: Slots, state: DecodingState, scheduler: Scheduler, shared: bool) -> None:
         self.state = state
         self.scheduler = scheduler
         self.note: str | None = None
         self.busy = False
+        self.expected = 0
         self.used = next(_clock)
         self._slots = slots
         self._shared = shared
@@ -64,20 +66,31 @@ class Slot:
         """Tokens of a text whose rows the target holds."""
         return min(common_prefix(self.state.tokens, ids), self.state.target.cache.length)
 
-    def copy_from(self, source: Slot, most: int | None = None) -> bool:
-        """Take the rows of another conversation as they will be at the first step. most: of its first tokens alone.
-        Returns whether they are worth it: fewer than COPIED are read again."""
-        worth = most is None or most >= COPIED
-        if worth:
+    def copy_from(self, source: Slot, most: int | None = None) -> None:
+        """Take the rows of another conversation as they will be at the first step. most: of its first tokens alone,
+        which the turn waits for where the other one's reads them; fewer than COPIED are read again instead."""
+        if most is None or most >= COPIED:
             self._source, self._copied = weakref.ref(source), most
-        return worth
+
+    @property
+    def source(self) -> Slot | None:
+        """The conversation whose rows the first step is going to copy."""
+        return None if self._source is None else self._source()
+
+    @property
+    def waits(self) -> bool:
+        """Whether the rows that the first step is going to copy are still to be read."""
+        source, most = self.source, self._copied
+        if self._shared or source is None or most is None or source.expected < most:
+            return False
+        return not source.busy or len(source.state.tokens) < most
 
     def begin(self) -> None:
         """Called in the first step of a turn."""
         self.busy = True
         self.used = next(_clock)
         self._slots.make_room(self, 0)
-        source, self._source = None if self._source is None else self._source(), None
+        source, self._source = self.source, None
         if source is not None and not self._shared and source.state.tokens:
             snapshot = source.state.snapshot(self._copied)
             self._slots.make_room(self, len(snapshot.tokens) * self.state.token_bytes)
@@ -86,6 +99,9 @@ class Slot:
     def end(self) -> None:
         """Called when a turn has ended."""
         self.busy = False
+        self.expected = 0
+        if self._copied is not None:  # what this turn's prompt had in common with another one
+            self._source = None
 
     def snapshot(self) -> Snapshot | None:
         """Returns a copy of the rows; None where they are shared or there are none. Raises ClosedError."""
