@@ -1,7 +1,8 @@
 """Texts whose keys and values are kept, so that the next request of a chat reads only what is new.
 
 A request goes on in the state with the longest common beginning, if that is at least half of what the state holds.
-Otherwise it takes a copy of the beginning: a front end's requests for a title or for tags must not evict the chat.
+Otherwise it takes a copy of the beginning: a front end's requests for a title or for tags must not evict the chat. It
+also copies from a state that another request is using, and waits until that has read what the two have in common.
 Which state a request gets changes what is read again, not the answer.
 """
 
@@ -22,17 +23,17 @@ Ids = npt.NDArray[np.int64]
 
 
 class _State:
-    """A conversation without messages. ids: of its text, or of the prompt that it was reading when it was left."""
+    """A conversation without messages. ids: of its text; of the prompt while it is read, or was when it was left."""
 
     def __init__(self, chat: Conversation) -> None:
         self.chat = chat
         self.ids: Ids = np.zeros(0, np.int64)
-        self.busy = True
+        self.busy = False
         self.used = 0
 
-    def take(self) -> _State:
+    def take(self, prompt: Ids) -> _State:
         """A turn begins in it."""
-        self.busy = True
+        self.busy, self.ids = True, prompt
         return self
 
     def give_back(self, ids: Ids, used: int) -> None:
@@ -89,14 +90,14 @@ class Prefixes:
     def _take(self, ids: Ids) -> _State:
         """Returns a state for a prompt, which is busy until it is given back."""
         with self._lock:
-            idle = [(common(state.ids, ids), state) for state in self._states if not state.busy]
-            count, best = max(idle, key=lambda pair: (pair[0], -len(pair[1].ids)), default=(0, None))
-            if best is not None and count and 2 * count >= len(best.ids):
-                return best.take()
-            state = self._other([state for _, state in idle if state is not best])
+            known = [(common(state.ids, ids), state) for state in self._states]
+            count, best = max(known, key=lambda one: (one[0], not one[1].busy, -len(one[1].ids)), default=(0, None))
+            if best is not None and not best.busy and count and 2 * count >= len(best.ids):
+                return best.take(ids)
+            state = self._other([state for _, state in known if not state.busy and state is not best])
             if best is not None:
                 state.chat.slot.copy_from(best.chat.slot, count)
-            return state
+            return state.take(ids)
 
     def _other(self, idle: Sequence[_State]) -> _State:
         """Returns a new state, or once there are enough the one of `idle` that was used longest ago: making and freeing
@@ -105,7 +106,7 @@ class Prefixes:
             state = _State(self._model.conversation())
             self._states.append(state)
             return state
-        return min(idle, key=lambda one: one.used).take()
+        return min(idle, key=lambda one: one.used)
 
     def _give_back(self, state: _State, prompt: Sequence[int]) -> None:
         read = state.chat.token_ids

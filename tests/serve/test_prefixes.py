@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from eagle_runtime import EagleModel
 from eagle_runtime.app.slots import COPIED
+from eagle_runtime.app.turn import Wish
 from eagle_serve import Limits, Options
 from eagle_serve.prefixes import Prefixes, common
 from eagle_serve.server import serving
@@ -95,14 +97,38 @@ def test_the_least_recently_used_state_goes(served_model: EagleModel) -> None:
     prefixes.close()
 
 
-def test_a_busy_state_is_left_alone(served_model: EagleModel) -> None:
+def test_a_busy_state_is_copied(served_model: EagleModel) -> None:
     prefixes = Prefixes(served_model, most=4)
     text = [5] * 60
     assert cached(prefixes, text) == 0
     with prefixes.turn([*text, 6], SETTINGS) as turn:
         next(turn)
-        assert cached(prefixes, [*text, 7]) == 0  # the state is in a turn
+        assert cached(prefixes, [*text, 7]) == 59 and len(states(prefixes)) == 2  # the first is in a turn
     assert cached(prefixes, [*text, 6]) == 60
+    prefixes.close()
+
+
+def test_requests_that_begin_together_read_once_what_they_have_in_common(served_model: EagleModel) -> None:
+    """The second waits for the first, and the third, whose text has less in common with theirs, for that part."""
+    prefixes = Prefixes(served_model, most=4)
+    text = list(range(5, 85))
+    prompts = [[*text, 6], [*text, 7], [*text[:40], 8]]
+    alone = [served_model.generate(prompt, **SETTINGS).token_ids for prompt in prompts]
+    with contextlib.ExitStack() as running:
+        turns = [running.enter_context(prefixes.turn(prompt, SETTINGS)) for prompt in prompts]
+        pending = list(turns)
+        while pending:
+            wishes = []
+            for turn in pending.copy():
+                wish = next((event for event in turn.events if isinstance(event, Wish)), None)
+                if wish is None:
+                    pending.remove(turn)
+                else:
+                    wishes.append(wish)
+            served_model.grant(wishes)
+    results = [turn.result for turn in turns if turn.result is not None]
+    assert [result.usage.cached_tokens for result in results] == [0, 79, 39]
+    assert [result.token_ids for result in results] == alone
     prefixes.close()
 
 
