@@ -1,4 +1,5 @@
-"""Answers as OpenAI's API writes them: whole, or in chunks."""
+"""Answers as OpenAI's API writes them: whole, or in chunks. A request has several where it asks for `n`, or has several
+prompts: they are the choices of one object, and their chunks come as they are made."""
 
 from __future__ import annotations
 
@@ -14,6 +15,47 @@ from eagle_serve.errors import ApiError
 from eagle_serve.figures import drafting, finite, logprob, message_of, shown, timings
 from eagle_serve.frames import DONE, EVENTS, comment, event
 from eagle_serve.jobs import Job
+from eagle_serve.prepared import Prepared
+from eagle_serve.request import Request
+
+
+class Together:
+    """What the answers to one request have in common. left: how many have not ended; ended: the others' results."""
+
+    def __init__(self, engine: Engine, request: Request, count: int) -> None:
+        chat = request.endpoint == "chat"
+        self.head = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "object": "chat.completion" if chat else "text_completion",
+            "created": int(time.time()),
+            "model": engine.names[0],
+            "system_fingerprint": engine.fingerprint,
+        }
+        self.left = count
+        self.ended: list[tuple[Prepared, Result]] = []
+
+    def end(self, prepared: Prepared, result: Result) -> None:
+        """One of the answers has ended."""
+        self.left -= 1
+        self.ended.append((prepared, result))
+
+    def usage(self) -> dict[str, Any]:
+        """The counts of those that have ended; a prompt counts with its first answer alone."""
+        prompts = [result.usage for prepared, result in self.ended if prepared.first]
+        usages = [result.usage for _, result in self.ended]
+        read, written = sum(one.prompt_tokens for one in prompts), sum(one.new_tokens for one in usages)
+        counts: dict[str, Any] = {
+            "prompt_tokens": read,
+            "completion_tokens": written,
+            "total_tokens": read + written,
+            "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in prompts)},
+        }
+        if self.ended[0][0].request.prediction is not None:
+            counts["completion_tokens_details"] = {
+                "accepted_prediction_tokens": sum(one.prediction_accepted for one in usages),
+                "rejected_prediction_tokens": sum(one.prediction_rejected for one in usages),
+            }
+        return counts
 
 
 class Answer:
@@ -21,19 +63,13 @@ class Answer:
 
     media_type = EVENTS
 
-    def __init__(self, engine: Engine, job: Job, body: Body) -> None:
+    def __init__(self, engine: Engine, job: Job, together: Together) -> None:
         self._engine = engine
         self._job = job
         self._request = job.prepared.request
         self._chat = self._request.endpoint == "chat"
         self._taken_apart = "form" in job.prepared.settings
-        self._head = {
-            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{secrets.token_hex(12)}",
-            "object": "chat.completion" if self._chat else "text_completion",
-            "created": int(time.time()),
-            "model": engine.names[0],
-            "system_fingerprint": engine.fingerprint,
-        }
+        self._together = together
         self._tokens: list[Token] = []
         self._length = 0  # characters written so far
 
@@ -42,7 +78,8 @@ class Answer:
         result = pieces[-1].result
         assert result is not None
         tokens = [token for piece in pieces for token in shown(piece)]
-        choice: dict[str, Any] = {"index": 0, "finish_reason": result.finish_reason}
+        self._together.end(self._job.prepared, result)
+        choice: dict[str, Any] = {"index": self._job.prepared.index, "finish_reason": result.finish_reason}
         if self._chat:
             choice["message"] = {**self._message(message_of(pieces)), "refusal": None}
             choice["finish_reason"] = self._reason(result)
@@ -50,9 +87,9 @@ class Answer:
             choice["text"] = _text(pieces)
         choice["logprobs"] = self._logprobs(tokens)
         return {
-            **self._head,
+            **self._together.head,
             "choices": [choice],
-            "usage": self._usage(result),
+            "usage": self._together.usage(),
             **self._figures(result, self._traced(tokens)),
         }
 
@@ -65,8 +102,12 @@ class Answer:
         return b"".join(map(event, self._chunks(piece)))
 
     def end(self, result: Result) -> bytes:
-        """The chunk with the reason why the answer ended, and one with the counts if they are asked for."""
-        counts = event(self._counts(result)) if self._request.include_usage else b""
+        """The chunk with the reason why the answer ended, and after the last one of the request the counts if they are
+        asked for."""
+        self._together.end(self._job.prepared, result)
+        if self._together.left:
+            return event(self._last(result))
+        counts = event(self._counts()) if self._request.include_usage else b""
         return event(self._last(result)) + counts + DONE
 
     def failed(self, error: ApiError) -> bytes:
@@ -119,12 +160,13 @@ class Answer:
         chunk = self._chunk({"delta": {}} if self._chat else {"text": ""}, self._reason(result))
         return {**chunk, **self._figures(result, {})}
 
-    def _counts(self, result: Result) -> dict[str, Any]:
-        return {**self._chunk({}, None), "choices": [], "usage": self._usage(result)}
+    def _counts(self) -> dict[str, Any]:
+        return {**self._chunk({}, None), "choices": [], "usage": self._together.usage()}
 
     def _chunk(self, choice: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-        head = {**self._head, "object": "chat.completion.chunk"} if self._chat else self._head
-        chunk = {**head, "choices": [{"index": 0, "logprobs": None, **choice, "finish_reason": finish_reason}]}
+        head = {**self._together.head, "object": "chat.completion.chunk"} if self._chat else self._together.head
+        index = self._job.prepared.index
+        chunk = {**head, "choices": [{"index": index, "logprobs": None, **choice, "finish_reason": finish_reason}]}
         return {**chunk, "usage": None} if self._request.include_usage else chunk
 
     def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
@@ -150,21 +192,6 @@ class Answer:
             return {}
         return {"tokens": [{"id": token.id, "text": token.text, "drafted": token.drafted} for token in tokens]}
 
-    def _usage(self, result: Result) -> dict[str, Any]:
-        usage = result.usage
-        counts: dict[str, Any] = {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.new_tokens,
-            "total_tokens": usage.prompt_tokens + usage.new_tokens,
-            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        }
-        if self._request.prediction is not None:
-            counts["completion_tokens_details"] = {
-                "accepted_prediction_tokens": usage.prediction_accepted,
-                "rejected_prediction_tokens": usage.prediction_rejected,
-            }
-        return counts
-
     def _figures(self, result: Result, traced: dict[str, Any]) -> dict[str, Any]:
         """llama.cpp's `timings`, and what is EAGLE's own, with the tokens that were traced."""
         job = self._job
@@ -175,5 +202,21 @@ def _text(pieces: Sequence[Piece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-CHAT = Dialect("/v1/chat/completions", lambda body, engine: Read("chat", body), Answer)
-COMPLETIONS = Dialect("/v1/completions", lambda body, engine: Read("completions", body), Answer)
+def write(engine: Engine, jobs: Sequence[Job], body: Body) -> Sequence[Answer]:
+    """Returns the writers of a request's answers."""
+    together = Together(engine, jobs[0].prepared.request, len(jobs))
+    return [Answer(engine, job, together) for job in jobs]
+
+
+def join(wholes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the object of all answers to a request. What is told besides of one answer then stands in its choice."""
+    if len(wholes) == 1:
+        return wholes[0]
+    own = ("timings", "eagle")
+    choices = [{**whole["choices"][0], **{name: whole[name] for name in own}} for whole in wholes]
+    shared = {name: value for name, value in wholes[-1].items() if name not in own}
+    return {**shared, "choices": choices}
+
+
+CHAT = Dialect("/v1/chat/completions", lambda body, engine: Read("chat", body), write, join=join)
+COMPLETIONS = Dialect("/v1/completions", lambda body, engine: Read("completions", body), write, join=join)

@@ -34,7 +34,7 @@ from eagle_serve.answers import CHAT, COMPLETIONS
 from eagle_serve.dialect import Dialect
 from eagle_serve.engine import Engine
 from eagle_serve.errors import ApiError, error_of
-from eagle_serve.jobs import Job, Jobs, internal_error, stopping
+from eagle_serve.jobs import Events, Job, Jobs, internal_error, stopping
 from eagle_serve.json_body import read_json
 from eagle_serve.metrics import Metrics
 from eagle_serve.options import Options
@@ -143,8 +143,10 @@ def _router(service: Service) -> Router:
         body = await read_json(http.receive, service.options.limits)
         endpoint: Endpoint = "chat" if "messages" in body else "completions"
         request = parse_request(body, endpoint, service.options, engine.names)
-        ids = await service.prepare(engine.ids, request)
-        return _json({"object": "token_count", "count": len(ids), "ids": ids, "context": engine.model.context})
+        prompts = await service.prepare(engine.ids, request)
+        told: dict[str, Any] = {"object": "token_count", "count": sum(map(len, prompts))}
+        ids = prompts[0] if len(prompts) == 1 else prompts
+        return _json({**told, "ids": ids, "context": engine.model.context})
 
     async def models(http: HttpRequest) -> Response:
         engine, _ = service.ready()
@@ -258,19 +260,22 @@ async def _generate(service: Service, http: HttpRequest, dialect: Dialect) -> Re
     read = dialect.read(body, engine)
     try:
         request = parse_request(read.fields, read.endpoint, service.options, engine.names)
+        dialect.check(request)
         prepared = await service.prepare(engine.prepare, request)
     except ApiError as error:
         raise dialect.renamed(error) from None
-    job = Job(prepared)
-    jobs.submit(job)
+    events = Events()
+    asked = [Job(one, events) for one in prepared]
+    jobs.submit(asked)
     if service.options.log_content:
         log.info("prompt %s", json.dumps(body), extra={"fields": {"prompt": body}})
     headers = _ignored(request)
-    answer = dialect.write(engine, job, body)
+    answers = dict(zip(asked, dialect.write(engine, asked, body), strict=True))
     if request.stream:
-        return EventStream(answer, job, jobs, service.metrics, limits, headers)
-    pieces = await whole(job, jobs, service.metrics, http.receive)
-    return _json(answer.whole(pieces), headers)
+        return EventStream(answers, events, jobs, service.metrics, limits, headers)
+    pieces = await whole(asked, events, jobs, service.metrics, http.receive)
+    wholes = [answers[job].whole(pieces[job]) for job in asked]
+    return _json(wholes[0] if dialect.join is None else dialect.join(wholes), headers)
 
 
 def _ignored(request: Request) -> dict[str, str]:

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 from eagle_runtime import Piece, Result
 from eagle_serve.engine import Engine
-from eagle_serve.errors import ApiError
+from eagle_serve.errors import ApiError, unsupported
 from eagle_serve.jobs import Job
 from eagle_serve.refused import Endpoint
+from eagle_serve.request import Request
 
 Body = Mapping[str, Any]
 
@@ -40,6 +41,11 @@ class Writer(Protocol):
         """What is sent while nothing comes."""
 
 
+def each(writer: Callable[[Engine, Job, Body], Writer]) -> Callable[[Engine, Sequence[Job], Body], Sequence[Writer]]:
+    """Returns what makes a writer for each job of a request, where they have nothing in common."""
+    return lambda engine, jobs, body: [writer(engine, job, body) for job in jobs]
+
+
 @dataclass(frozen=True, slots=True)
 class Read:
     """A request in OpenAI's fields. endpoint: whose fields they are."""
@@ -50,14 +56,22 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """An address that answers. read: raises ApiError. names: OpenAI's field -> this API's, for errors. at_once: the
-    answer to a request that asks for no text, if it is one."""
+    """An address that answers. read: raises ApiError. write: returns what writes each job's answer, of the jobs of one
+    request. names: OpenAI's field -> this API's, for errors. at_once: the answer to a request that asks for no text, if
+    it is one. join: makes one object of several whole answers; None where a request gets one alone."""
 
     path: str
     read: Callable[[Body, Engine], Read]
-    write: Callable[[Engine, Job, Body], Writer]
+    write: Callable[[Engine, Sequence[Job], Body], Sequence[Writer]]
     names: Mapping[str, str] = field(default_factory=dict)
     at_once: Callable[[Body, Engine], dict[str, Any] | None] = lambda body, engine: None
+    join: Callable[[Sequence[dict[str, Any]]], dict[str, Any]] | None = None
+
+    def check(self, request: Request) -> None:
+        """Raises ApiError for a request of several answers where this API has one."""
+        if self.join is None and request.choices * max(1, len(request.prompts)) > 1:
+            name = "n" if request.choices > 1 else "prompt"
+            raise unsupported(name, "asks for several answers, but here a request gets one")
 
     def renamed(self, error: ApiError) -> ApiError:
         """An error of OpenAI's field as one of the field that was sent."""

@@ -88,9 +88,19 @@ class Engine:
         }
         return {"id": name, "object": "model", "created": self.created, "owned_by": "eagle-edge", "meta": meta}
 
-    def prepare(self, request: Request) -> Prepared:
-        """Returns the request ready to decode; takes up to seconds. Raises ApiError, MemoryLimitError."""
-        ids, form = self._prompt(request)
+    def prepare(self, request: Request) -> list[Prepared]:
+        """Returns what answers a request, ready to decode: for each prompt its choices. Each choice has the seed after
+        that of the one before, as in vLLM. Takes up to seconds. Raises ApiError, MemoryLimitError."""
+        result: list[Prepared] = []
+        for ids, form in self._prompts(request):
+            settings = self._settings(request, ids, form)
+            for choice in range(request.choices):
+                seed = {"seed": (settings["seed"] + choice) % 2**64} if "seed" in settings else {}
+                result.append(Prepared(request, tuple(ids), {**settings, **seed}, len(result), first=not choice))
+        return result
+
+    def _settings(self, request: Request, ids: list[int], form: AnswerForm | None) -> dict[str, Any]:
+        """The runtime's settings for an answer to a prompt. Raises ApiError, MemoryLimitError."""
         room = self.model.context - len(ids)
         limits = (room, self._options.max_tokens, request.max_tokens)
         settings: dict[str, Any] = {**request.settings, "max_new_tokens": min(limit for limit in limits if limit)}
@@ -113,18 +123,18 @@ class Engine:
             raise error_of(error, param, self._bundle) from None
         except RequestError as error:
             raise error_of(error, _field_of(error, settings), self._bundle) from None
-        return Prepared(request, tuple(ids), settings)
+        return settings
 
-    def ids(self, request: Request) -> list[int]:
-        """Returns the ids of a request's prompt. Raises ApiError."""
-        return self._prompt(request)[0]
+    def ids(self, request: Request) -> list[list[int]]:
+        """Returns the ids of a request's prompts. Raises ApiError."""
+        return [ids for ids, _ in self._prompts(request)]
 
-    def _prompt(self, request: Request) -> tuple[list[int], AnswerForm | None]:
-        """The ids of a request's prompt, and the form of the answer to a chat. Raises ApiError."""
+    def _prompts(self, request: Request) -> list[tuple[list[int], AnswerForm | None]]:
+        """The ids of a request's prompts, and the form of the answer to a chat. Raises ApiError."""
         try:
             if request.endpoint == "completions":
-                prompt = request.prompt if isinstance(request.prompt, str) else list(request.prompt or ())
-                return self.model.checked_prompt(prompt), None
+                prompts = (one if isinstance(one, str) else list(one) for one in request.prompts)
+                return [(self.model.checked_prompt(prompt), None) for prompt in prompts]
             if not self.model.text.chat:
                 reason = "this model has no chat template; send a prompt to /v1/completions"
                 raise ApiError(400, "template_error", reason, "messages")
@@ -135,7 +145,7 @@ class Engine:
                 template_kwargs=request.template_kwargs,
                 tool_format=self._options.tool_format,
             )
-            return self.model.checked_prompt(text.encode_rendered(chat.text)), chat.form
+            return [(self.model.checked_prompt(text.encode_rendered(chat.text)), chat.form)]
         except RequestError as error:
             raise error_of(error, "prompt" if request.endpoint == "completions" else "messages", self._bundle) from None
 

@@ -18,28 +18,30 @@ from typing import Literal
 
 from eagle_runtime import Cycle, EagleError, Piece
 from eagle_runtime.app.turn import AwaitedTurn, Wish
-from eagle_serve.errors import ApiError, error_of
+from eagle_serve.errors import ApiError, error_of, wrong_value
 from eagle_serve.prepared import Prepared
 
 log = logging.getLogger("eagle_serve")
 Event = Piece | ApiError
+News = tuple["Job", Event]
 Reason = Literal["client", "shutdown"]
 STOPPING = "the server is stopping; send the request to it again when it runs"
 
 
 class Events:
-    """News of one job, in the event loop: pieces, of which the last carries the result, or an error at the end."""
+    """News of the jobs of one request, in the event loop: pieces, of which the last carries the result, or an error at
+    the end."""
 
     def __init__(self) -> None:
-        self._held: list[Event] = []
+        self._held: list[News] = []
         self._awaited: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def put(self, events: Sequence[Event]) -> None:
+    def put(self, news: Sequence[News]) -> None:
         """They have come."""
-        self._held += events
+        self._held += news
         self.wake()
 
     def wake(self) -> None:
@@ -47,7 +49,7 @@ class Events:
         if self._awaited is not None and not self._awaited.done():
             self._awaited.set_result(None)
 
-    async def take(self) -> list[Event]:
+    async def take(self) -> list[News]:
         """Waits for news, or for `wake`; returns all that were not taken. One task at a time may wait."""
         if not self._held:
             self._awaited = asyncio.get_running_loop().create_future()
@@ -60,13 +62,14 @@ class Events:
 
 
 class Job(AwaitedTurn):
-    """One request that waits, decodes, or is done. events: what the event loop has heard of it."""
+    """One answer that waits, decodes, or is done. events: what the event loop has heard of it, and of the others of its
+    request."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: Prepared, events: Events) -> None:
         """Made in the event loop that reads the events."""
         super().__init__()
         self.prepared = prepared
-        self.events = Events()
+        self.events = events
         self.asked = time.perf_counter()
         self.finished = threading.Event()
         self.prefill = (0, len(prepared.ids))  # tokens of the prompt that were read, and all
@@ -130,15 +133,19 @@ class Jobs:
         self._thread = threading.Thread(target=self._work, name="eagle-serve-decode")
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
-        """Add a job. Raises ApiError: 429 if too many wait, 503 while the server stops."""
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Add the jobs of a request. Raises ApiError: 429 if too many wait, 400 if there are more than may ever wait,
+        503 while the server stops."""
+        if len(jobs) > self._most:
+            reason = f"asks for {len(jobs)} answers, but {self._most} may run and wait; start with a larger --queue"
+            raise wrong_value("n" if jobs[0].prepared.request.choices > 1 else "prompt", reason)
         with self._ready:
             if self._stopping:
                 raise stopping()
-            if len(self._queue) + len(self._running) >= self._most:
-                reason = f"{len(self._queue)} requests wait already; try again soon, or start with a larger --queue"
+            if len(self._queue) + len(self._running) + len(jobs) > self._most:
+                reason = f"{len(self._queue)} answers wait already; try again soon, or start with a larger --queue"
                 raise ApiError(429, "queue_full", reason, headers={"retry-after": "1"})
-            self._queue.append(job)
+            self._queue.extend(jobs)
             self._ready.notify()
 
     def ahead(self, job: Job) -> int | None:
@@ -260,7 +267,7 @@ def _tell(news: Sequence[tuple[Job, list[Event]]]) -> None:
 
     def put() -> None:
         for job, events in news:
-            job.events.put(events)
+            job.events.put([(job, event) for event in events])
 
     if news:
         with contextlib.suppress(RuntimeError):

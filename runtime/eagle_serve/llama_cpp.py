@@ -13,7 +13,7 @@ from typing import Any
 
 from eagle_runtime import Piece, Result, Token
 from eagle_serve.checks import a_list, boolean, ids, integer, text
-from eagle_serve.dialect import Body, Dialect, Read
+from eagle_serve.dialect import Body, Dialect, Read, each
 from eagle_serve.engine import Engine
 from eagle_serve.errors import ApiError, unsupported
 from eagle_serve.figures import drafting, finite, shown, timings
@@ -158,7 +158,9 @@ class CompletionAnswer:
         }
 
 
-COMPLETION = Dialect("/completion", read, CompletionAnswer, {"logprobs": "n_probs", "response_format": "json_schema"})
+COMPLETION = Dialect(
+    "/completion", read, each(CompletionAnswer), {"logprobs": "n_probs", "response_format": "json_schema"}
+)
 
 
 def props(engine: Engine) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from eagle_serve.checks import a_list, an_object, boolean, text
-from eagle_serve.dialect import Body, Dialect, Read
+from eagle_serve.dialect import Body, Dialect, Read, each
 from eagle_serve.engine import Engine
 from eagle_serve.errors import ApiError, unsupported, wrong_type
 from eagle_serve.ollama_answer import ChatAnswer, GenerateAnswer, head
@@ -168,9 +168,9 @@ NAMES = {
     "enable_thinking": "think",
     "reasoning_effort": "think",
 }
-CHAT = Dialect("/api/chat", read_chat, ChatAnswer, NAMES, _only_load("messages"))
+CHAT = Dialect("/api/chat", read_chat, each(ChatAnswer), NAMES, _only_load("messages"))
 GENERATE = Dialect(
-    "/api/generate", read_generate, GenerateAnswer, {**NAMES, "messages": "prompt"}, _only_load("prompt")
+    "/api/generate", read_generate, each(GenerateAnswer), {**NAMES, "messages": "prompt"}, _only_load("prompt")
 )
 
 

@@ -20,6 +20,7 @@ MOST_TOKENS = 2**31 - 1
 MOST_LOG_PROBS, MOST_STRINGS, LONGEST_STRING = 20, 16, 256  # the runtime's limits, named by field
 LEAST_TOP_P = 1e-9  # for 0, which OpenAI's API takes: the likeliest token is left
 COMPLETION_TOKENS = 16  # OpenAI's default of its older endpoint
+MOST_CHOICES = 128  # the limit of OpenAI's API
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "continue_final_message")
 PAIRS = {"repeat_penalty": "repetition_penalty"}  # llama.cpp's name -> the runtime's
 SAMPLING = {
@@ -48,16 +49,17 @@ OF_COMPLETIONS = {"prompt"}
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """prompt: text or ids of a completion; messages: of a chat. settings: of the runtime's `stream`, those that were
-    given. max_tokens: None takes what is left. logprobs: None, or how many runners-up are wanted with each token.
-    prediction: text that the answer may repeat. tools: that the answer may call; old_calls: tell of a call as the older
-    API does. trace: tell which tokens were drafted. ignored: fields without
+    """prompts: text or ids of completions; messages: of a chat. choices: answers to each prompt. settings: of the
+    runtime's `stream`, those that were given. max_tokens: None takes what is left. logprobs: None, or how many
+    runners-up are wanted with each token. prediction: text that the answer may repeat. tools: that the answer may call;
+    old_calls: tell of a call as the older API does. trace: tell which tokens were drafted. ignored: fields without
     effect."""
 
     endpoint: Endpoint
     model: str | None
-    prompt: str | tuple[int, ...] | None = None
+    prompts: tuple[str | tuple[int, ...], ...] = ()
     messages: tuple[Mapping[str, Any], ...] = ()
+    choices: int = 1
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
@@ -77,8 +79,7 @@ def parse_request(body: Mapping[str, Any], endpoint: Endpoint, options: Options,
     given = {name: value for name, value in body.items() if value is not None}
     refuse(given, endpoint)
     own = OF_CHAT if endpoint == "chat" else OF_COMPLETIONS
-    _only_one(given)
-    prompt, messages, tools = None, [], None
+    prompts, messages, tools = [], [], None
     if endpoint == "chat":
         messages = parse_messages(given.get("messages"), options.limits.messages)
         tools = tools_of(given)
@@ -86,15 +87,16 @@ def parse_request(body: Mapping[str, Any], endpoint: Endpoint, options: Options,
             own = own - {"tools"}
     else:
         no_tools(given)
-        prompt = _prompt(given.get("prompt"))
+        prompts = _prompts(given.get("prompt"))
     drafting, trace = _eagle(given)
     template_kwargs = _template_kwargs(given) if endpoint == "chat" else {}
     stream_options = an_object(given.get("stream_options", {}), "stream_options")
     return Request(
         endpoint=endpoint,
         model=_model(given, names if options.strict_model else None),
-        prompt=prompt,
+        prompts=tuple(prompts),
         messages=tuple(messages),
+        choices=_choices(given),
         template_kwargs=template_kwargs,
         settings={**_sampling(given), **drafting},
         max_tokens=_max_tokens(given, endpoint),
@@ -124,25 +126,30 @@ def model_not_found(model: str, names: Sequence[str]) -> ApiError:
     return ApiError(404, "model_not_found", reason, "model")
 
 
-def _only_one(given: Mapping[str, Any]) -> None:
-    for name in ("n", "best_of"):
-        if integer(1)(given.get(name, 1), name) > 1:
-            raise unsupported(name, "is more than 1, but one answer is made per request")
+def _choices(given: Mapping[str, Any]) -> int:
+    count: int = integer(1, MOST_CHOICES)(given.get("n", 1), "n")
+    if integer(1)(given.get("best_of", 1), "best_of") > count:
+        raise unsupported("best_of", "is more than n, but only answers are made that are returned")
+    return count
 
 
-def _prompt(value: object) -> str | tuple[int, ...]:
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        value = value[0]  # as some clients send every prompt
+def _prompts(value: object) -> list[str | tuple[int, ...]]:
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        if len(value) > MOST_CHOICES:
+            raise wrong_value("prompt", f"has {len(value)} prompts, but at most {MOST_CHOICES} are taken")
+        return [_prompt(one, f"prompt[{index}]" if len(value) > 1 else "prompt") for index, one in enumerate(value)]
+    return [_prompt(value, "prompt")]
+
+
+def _prompt(value: object, name: str) -> str | tuple[int, ...]:
     if isinstance(value, str):
-        result: str | tuple[int, ...] = text(value, "prompt")
+        result: str | tuple[int, ...] = text(value, name)
     elif isinstance(value, list):
-        if value and not isinstance(value[0], int):
-            raise unsupported("prompt", "is a list of several prompts, but one is answered per request")
-        result = ids(value, "prompt")
+        result = ids(value, name)
     else:
-        raise wrong_type("prompt", value, "a string or a list of token ids")
+        raise wrong_type(name, value, "a string or a list of token ids")
     if not result:
-        raise wrong_value("prompt", "is empty; send at least one token")
+        raise wrong_value(name, "is empty; send at least one token")
     return result
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from eagle_serve.checks import a_list, an_object, boolean, integer, one_of, text
-from eagle_serve.dialect import Body, Dialect, Read
+from eagle_serve.dialect import Body, Dialect, Read, each
 from eagle_serve.engine import Engine
 from eagle_serve.errors import ApiError, unsupported, wrong_type, wrong_value
 from eagle_serve.responses_answer import ResponseAnswer
@@ -180,7 +180,7 @@ def _parts(value: object, name: str) -> Sequence[Any]:
 RESPONSES = Dialect(
     PATH,
     read,
-    ResponseAnswer,
+    each(ResponseAnswer),
     {
         "messages": "input",
         "max_completion_tokens": "max_output_tokens",

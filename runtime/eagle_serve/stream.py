@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
@@ -12,18 +13,22 @@ from starlette.types import Message, Receive, Scope, Send
 from eagle_runtime import Piece
 from eagle_serve.dialect import Writer
 from eagle_serve.errors import ApiError
-from eagle_serve.jobs import Event, Job, Jobs
+from eagle_serve.jobs import Event, Events, Job, Jobs
 from eagle_serve.metrics import Metrics
 from eagle_serve.options import Limits
 
 
 class EventStream:
-    """An ASGI response that streams a job's answer."""
+    """An ASGI response that streams the answers to a request."""
 
-    def __init__(self, answer: Writer, job: Job, jobs: Jobs, metrics: Metrics, limits: Limits, headers: Any) -> None:
-        """headers: more headers of the answer, name -> value."""
-        self._answer = answer
-        self._job = job
+    def __init__(
+        self, answers: Mapping[Job, Writer], events: Events, jobs: Jobs, metrics: Metrics, limits: Limits, headers: Any
+    ) -> None:
+        """events: of the request's jobs; answers: what writes theirs; headers: more headers of the response, name ->
+        value."""
+        self._answers = answers
+        self._first, self._answer = next(iter(answers.items()))
+        self._events = events
         self._jobs = jobs
         self._metrics = metrics
         self._limits = limits
@@ -34,7 +39,7 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(disconnected(receive))
-        gone.add_done_callback(lambda task: None if task.cancelled() else self._jobs.withdraw(self._job, "client"))
+        gone.add_done_callback(lambda task: None if task.cancelled() else self._withdraw())
         looking = asyncio.create_task(self._look(asyncio.current_task()))
         complete = False
         try:
@@ -48,8 +53,12 @@ class EventStream:
             gone.cancel()
             looking.cancel()
             if not complete:
-                self._jobs.withdraw(self._job, "client")
+                self._withdraw()
                 self._metrics.add("cancelled")
+
+    def _withdraw(self) -> None:
+        for job in self._answers:
+            self._jobs.withdraw(job, "client")
 
     async def _look(self, task: asyncio.Task[Any] | None) -> None:
         """Wake the stream from time to time, and cancel it where its client does not read. One timer for all that it
@@ -58,7 +67,7 @@ class EventStream:
         while True:
             await asyncio.sleep(self._limits.look_s)
             if self._sending is None:
-                self._job.events.wake()
+                self._events.wake()
             elif time.monotonic() - self._sending > self._limits.unread_s:
                 self._stalled = True
                 task.cancel()
@@ -68,13 +77,20 @@ class EventStream:
         headers = {"content-type": self._answer.media_type, "x-accel-buffering": "no", **self._headers}
         raw = [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]
         await self._send(send, {"type": "http.response.start", "status": 200, "headers": raw})
-        await self._write(send, self._answer.begin())
-        said = ""
+        await self._write(send, b"".join(answer.begin() for answer in self._answers.values()))
+        said, left = "", len(self._answers)
         while not gone.done():
-            events = await self._job.events.take()
-            if events:
-                content = b"".join(map(self._content, events))
-                if is_last(events[-1]):
+            news = await self._events.take()
+            if news:
+                content = b""
+                for job, event in news:
+                    content += self._content(job, event)
+                    left -= is_last(event)
+                    if isinstance(event, ApiError):  # which ends the stream, and with it the other answers
+                        self._withdraw()
+                        left = 0
+                        break
+                if not left:
                     await self._send(send, _body(content, more=False))
                     return True
                 await self._write(send, content)
@@ -85,19 +101,20 @@ class EventStream:
                 await self._write(send, self._answer.waiting(state))
         return False
 
-    def _content(self, event: Event) -> bytes:
+    def _content(self, job: Job, event: Event) -> bytes:
         """What the stream says of an event."""
+        answer = self._answers[job]
         if isinstance(event, ApiError):
-            return self._answer.failed(event)
-        content = self._answer.add(event)
-        return content if event.result is None else content + self._answer.end(event.result)
+            return answer.failed(event)
+        content = answer.add(event)
+        return content if event.result is None else content + answer.end(event.result)
 
     def _state(self) -> str:
         """What the client waits for."""
-        if (place := self._jobs.ahead(self._job)) is not None:
+        if (place := self._jobs.ahead(self._first)) is not None:
             return f"queued {place}"
-        if self._job.first is None:
-            done, total = self._job.prefill
+        if self._first.first is None:
+            done, total = self._first.prefill
             return f"prefill {done}/{total}"
         return "decoding"
 
@@ -111,30 +128,34 @@ class EventStream:
         self._sending, self._written = None, time.monotonic()
 
 
-async def whole(job: Job, jobs: Jobs, metrics: Metrics, receive: Receive) -> list[Piece]:
-    """Returns all pieces of a job. Raises ApiError, and ConnectionError if the client goes away, which cancels the
-    job."""
+async def whole(
+    asked: Sequence[Job], events: Events, jobs: Jobs, metrics: Metrics, receive: Receive
+) -> dict[Job, list[Piece]]:
+    """Returns all pieces of a request's jobs. Raises ApiError, and ConnectionError if the client goes away; either
+    cancels the jobs."""
     gone = asyncio.create_task(disconnected(receive))
-    pieces: list[Piece] = []
-    complete = False
+    pieces: dict[Job, list[Piece]] = {job: [] for job in asked}
+    left, failed = len(asked), False
     try:
-        while not complete:
-            news = asyncio.create_task(job.events.take())
+        while left:
+            news = asyncio.create_task(events.take())
             await asyncio.wait((news, gone), return_when=asyncio.FIRST_COMPLETED)
             if not news.done():
                 news.cancel()
                 raise ConnectionError("the client went away")
-            events = news.result()
-            complete = is_last(events[-1])
-            for event in events:
+            for job, event in news.result():
                 if isinstance(event, ApiError):
+                    failed = True
                     raise event
-                pieces.append(event)
+                pieces[job].append(event)
+                left -= is_last(event)
         return pieces
     finally:
-        if not complete:
-            jobs.withdraw(job, "client")
-            metrics.add("cancelled")
+        if left:
+            for job in asked:
+                jobs.withdraw(job, "client")
+            if not failed:
+                metrics.add("cancelled")
         gone.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await gone

@@ -236,7 +236,7 @@ def test_a_text_that_ends_early_keeps_no_other_waiting(model: EagleModel) -> Non
     turns = []
     for slot in slots:
         beginnings.add(slot, common)
-        turns.append(model.turn_in(slot, common, lambda *_, slot=slot: beginnings.end(slot), settings))  # type: ignore[misc]
+        turns.append(model.turn_in(slot, common, lambda *_, slot=slot: beginnings.end(slot), settings))
     assert [slot.waits for slot in slots] == [False, True]
     turns[0].close()
     assert not slots[1].waits

@@ -12,7 +12,7 @@ from conftest import needs_operators
 from eagle_runtime import EagleModel
 from eagle_serve import Options
 from eagle_serve.engine import Engine
-from eagle_serve.jobs import Job, Jobs
+from eagle_serve.jobs import Events, Job, Jobs
 from eagle_serve.metrics import Metrics
 from eagle_serve.request import parse_request
 from patience import PATIENCE_S
@@ -29,14 +29,14 @@ def test_a_client_that_leaves_frees_its_sequence_within_a_pass(bundle_of: Callab
         async def scenario() -> None:
             def job(prompt: list[int], tokens: int) -> Job:
                 body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True}
-                return Job(engine.prepare(parse_request(body, "completions", options, engine.names)))
+                (prepared,) = engine.prepare(parse_request(body, "completions", options, engine.names))
+                return Job(prepared, Events())
 
             others = [job([number, 5, 6], 120) for number in range(3)]
             leaving = job([7] * 1500 if reading else [7, 8], 120)
             jobs = Jobs(engine.decode, engine.serve, 4, 0)
             try:
-                for one in (*others, leaving):
-                    jobs.submit(one)
+                jobs.submit([*others, leaving])
                 if reading:
                     while leaving.prefill[0] == 0:
                         await asyncio.sleep(0)

@@ -165,7 +165,8 @@ def test_count_tokens(address: str, served_model: EagleModel) -> None:
 
 WRONG: list[tuple[dict[str, Any], type[openai.APIStatusError], str, str | None]] = [
     ({"temperature": -1}, openai.BadRequestError, "invalid_value", "temperature"),
-    ({"n": 2}, openai.BadRequestError, "unsupported_parameter", "n"),
+    ({"n": 129}, openai.BadRequestError, "invalid_value", "n"),
+    ({"extra_body": {"best_of": 2}}, openai.BadRequestError, "unsupported_parameter", "best_of"),
     ({"stop": [""]}, openai.BadRequestError, "invalid_value", "stop[0]"),
     ({"extra_body": {"stream": "yes"}}, openai.BadRequestError, "invalid_type", "stream"),
     ({"messages": [{"role": "user", "content": "a" * 3000}]}, openai.BadRequestError, "context_length_exceeded",

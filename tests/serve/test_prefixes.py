@@ -20,7 +20,7 @@ from raw_http import events, post
 from serve.clients import COMPLETIONS, idle, metric, read_until, started, until
 
 CHATS = "/v1/chat/completions"
-SETTINGS = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
+SETTINGS: dict[str, Any] = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture

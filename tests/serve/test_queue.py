@@ -26,7 +26,7 @@ from eagle_runtime.app.result import Stop, usage_of
 from eagle_runtime.core.rounds import Member, Wish
 from eagle_serve import Limits, Options
 from eagle_serve.errors import ApiError
-from eagle_serve.jobs import Event, Job, Jobs
+from eagle_serve.jobs import Event, Events, Job, Jobs
 from eagle_serve.prepared import Prepared
 from eagle_serve.request import Request
 from eagle_serve.server import serving
@@ -47,8 +47,8 @@ LONG = {"prompt": "def f(", "max_tokens": 2000, "temperature": 0, "ignore_eos": 
 SHORT = {"prompt": "def f(", "max_tokens": 3, "temperature": 0}
 
 
-def prepared(stream: bool = True) -> Prepared:
-    return Prepared(Request("completions", None, prompt="x", stream=stream), (1, 2), {})
+def prepared(stream: bool = True, choices: int = 1) -> Prepared:
+    return Prepared(Request("completions", None, prompts=("x",), choices=choices, stream=stream), (1, 2), {})
 
 
 def piece(text: str) -> Piece:
@@ -73,19 +73,20 @@ def test_jobs_run_in_order_and_too_many_are_refused() -> None:
 
     async def scenario() -> None:
         jobs = Jobs(decode, refused, at_once=1, waiting=3, idle=lambda: idle.append(len(ran)))
-        made = [Job(prepared()) for _ in range(5)]
+        made = [Job(prepared(), Events()) for _ in range(5)]
         numbers.update({job: index for index, job in enumerate(made)})
-        jobs.submit(made[0])
+        jobs.submit(made[:1])
         await asyncio.to_thread(entered.wait, PATIENCE_S)
-        for job in made[1:4]:
-            jobs.submit(job)
+        with pytest.raises(ApiError, match="n asks for 5 answers, but 4 may run and wait"):
+            jobs.submit([Job(prepared(choices=5), Events()) for _ in range(5)])
+        jobs.submit(made[1:4])
         assert [jobs.ahead(job) for job in made[:4]] == [None, 1, 2, 3]
         with pytest.raises(ApiError) as full:
-            jobs.submit(made[4])
+            jobs.submit(made[4:])
         assert (full.value.status, full.value.code, full.value.headers) == (429, "queue_full", {"retry-after": "1"})
         jobs.withdraw(made[2], "client")
         assert [jobs.ahead(job) for job in made[:4]] == [None, 1, None, 2] and made[2].finished.is_set()
-        jobs.submit(made[4])
+        jobs.submit(made[4:])
         open_gate.set()
         for job in made:
             await asyncio.to_thread(job.finished.wait, PATIENCE_S)
@@ -93,7 +94,7 @@ def test_jobs_run_in_order_and_too_many_are_refused() -> None:
         jobs.stop()
         assert idle == [4]
         with pytest.raises(ApiError) as stopped:
-            jobs.submit(Job(prepared()))
+            jobs.submit([Job(prepared(), Events())])
         assert (stopped.value.status, stopped.value.code) == (503, "shutting_down")
 
     numbers: dict[Job, int] = {}
@@ -128,21 +129,24 @@ def test_jobs_share_rounds_and_a_whole_answer_is_told_at_its_end(stream: bool) -
         """What each look at the news brought."""
         looks: list[list[Event]] = []
         while not looks or not is_last(looks[-1][-1]):
-            looks.append(await asyncio.wait_for(job.events.take(), PATIENCE_S))
+            news = await asyncio.wait_for(job.events.take(), PATIENCE_S)
+            assert {one for one, _ in news} == {job}
+            looks.append([event for _, event in news])
         return looks
 
     async def scenario() -> None:
         jobs = Jobs(decode, serve, at_once=2, waiting=0)
-        first, second = Job(prepared(stream)), Job(prepared(stream))
-        jobs.submit(first)
-        jobs.submit(second)
+        first, second = Job(prepared(stream), Events()), Job(prepared(stream), Events())
+        jobs.submit([first, second])
         open_gate.set()
         for looks in await asyncio.gather(told(first), told(second)):
             assert [event for look in looks for event in look] == [piece("0"), piece("1"), piece("2"), LAST]
             assert stream or len(looks) == 1
-        assert rounds in ([2, 2, 2], [1, 2, 2, 1])  # the second may begin a round later
+        assert rounds == [2, 2, 2]
+        for job in (first, second):
+            await asyncio.to_thread(job.finished.wait, PATIENCE_S)
         rounds[:] = [0] * 4
-        jobs.submit(third := Job(prepared(stream)))
+        jobs.submit([third := Job(prepared(stream), Events())])
         ((error,),) = await told(third)
         assert isinstance(error, ApiError) and "the engines are gone" in error.message
         await asyncio.to_thread(jobs.stop)
@@ -152,18 +156,19 @@ def test_jobs_share_rounds_and_a_whole_answer_is_told_at_its_end(stream: bool) -
 
 def test_news_are_taken_together() -> None:
     async def scenario() -> None:
-        job = Job(prepared())
-        job.events.put([piece("a")])
-        job.events.put([piece("b")])
-        assert await job.events.take() == [piece("a"), piece("b")]
-        waiting = asyncio.create_task(job.events.take())
+        events = Events()
+        first, second = Job(prepared(), events), Job(prepared(), events)
+        events.put([(first, piece("a"))])
+        events.put([(second, piece("b"))])
+        assert await events.take() == [(first, piece("a")), (second, piece("b"))]
+        waiting = asyncio.create_task(events.take())
         await asyncio.sleep(0)
-        job.events.put([piece("c")])
-        job.events.put([piece("d")])
-        assert await waiting == [piece("c"), piece("d")]
-        waiting = asyncio.create_task(job.events.take())
+        events.put([(first, piece("c"))])
+        events.put([(first, piece("d"))])
+        assert await waiting == [(first, piece("c")), (first, piece("d"))]
+        waiting = asyncio.create_task(events.take())
         await asyncio.sleep(0)
-        job.events.wake()
+        events.wake()
         assert await waiting == []
 
     asyncio.run(scenario())
@@ -176,9 +181,9 @@ def test_a_bug_is_an_error_with_a_number_and_no_details(caplog: pytest.LogCaptur
 
     async def scenario() -> ApiError:
         jobs = Jobs(decode, refused, at_once=1, waiting=0)
-        job = Job(prepared())
-        jobs.submit(job)
-        events = await asyncio.wait_for(job.events.take(), PATIENCE_S)
+        job = Job(prepared(), Events())
+        jobs.submit([job])
+        events = [event for _, event in await asyncio.wait_for(job.events.take(), PATIENCE_S)]
         await asyncio.to_thread(jobs.stop)
         assert isinstance(events[-1], ApiError)
         return events[-1]

@@ -103,8 +103,10 @@ def test_what_is_not_a_setting() -> None:
     assert parsed("completions", logprobs=2, best_of=1).logprobs == 2
     assert parsed("completions", logprobs=0).logprobs == 0
     assert parsed("completions", logprobs=False).logprobs is None
-    assert parsed("completions", prompt=[3, 4]).prompt == parsed("completions", prompt=[[3, 4]]).prompt == (3, 4)
-    assert parsed("completions", prompt=["a"]).prompt == "a"
+    assert parsed("completions", prompt=[3, 4]).prompts == parsed("completions", prompt=[[3, 4]]).prompts == ((3, 4),)
+    assert parsed("completions", prompt=["a"]).prompts == ("a",)
+    assert parsed("completions", prompt=["a", [1]]).prompts == ("a", (1,)) and parsed(n=3).choices == 3
+    assert parsed("completions", n=2, best_of=2).choices == 2
     assert parsed(enable_thinking=False).template_kwargs == {"enable_thinking": False}
 
 
@@ -194,7 +196,7 @@ def test_tools_that_are_not_called_are_ignored() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"n": 2}, {"best_of": 2}, {"echo": True}, {"suffix": "x"}, {"audio": {"voice": "x"}},
+        {"best_of": 2}, {"echo": True}, {"suffix": "x"}, {"audio": {"voice": "x"}},
         {"modalities": ["text", "audio"]}, {"web_search_options": {}},
         {"moderation": True}, {"mirostat": 2}, {"mirostat_mode": 1}, {"typical_p": 0.9}, {"tfs_z": 0.9},
         {"xtc_probability": 0.5}, {"dry_multiplier": 0.8}, {"dynatemp_range": 0.5}, {"use_beam_search": True},
@@ -292,8 +294,14 @@ def test_wrong_types_of_chats(fields: dict[str, Any], param: str) -> None:
 )
 def test_wrong_prompts(fields: dict[str, Any]) -> None:
     assert refusal("completions", **fields) == (400, "invalid_type", "prompt")
-    for several in (["a", "b"], [[1], [2]], ["a", [1]], [["a"]]):
-        assert refusal("completions", prompt=several) == (400, "unsupported_parameter", "prompt")
+    wrong: list[tuple[list[Any], str, str]] = [
+        (["a", 3], "invalid_type", "prompt[1]"), ([[1], [2, "b"]], "invalid_type", "prompt[1][1]"),
+        ([["a"]], "invalid_type", "prompt[0]"), ([3, "a"], "invalid_type", "prompt[1]"),
+        (["a", ""], "invalid_value", "prompt[1]"), ([[1], []], "invalid_value", "prompt[1]"),
+        (["a"] * 129, "invalid_value", "prompt"), ([], "invalid_value", "prompt"),
+    ]  # fmt: skip
+    for prompts, code, param in wrong:
+        assert refusal("completions", prompt=prompts) == (400, code, param)
 
 
 @pytest.mark.parametrize(
