@@ -86,7 +86,7 @@ def test_log_probabilities_are_those_of_the_targets_own_logits(model: EagleModel
     drafted = [token.drafted for token in tokens]
     assert turn.result is not None
     usage = turn.result.usage
-    cut = round(usage.tau_untrimmed * usage.target_passes) - (usage.new_tokens - 1)  # the last pass: first its own token
+    cut = round(usage.tau_untrimmed * usage.target_passes) - (usage.new_tokens - 1)  # off the last pass
     assert sum(drafted) == sum(usage.accepted_per_depth) - max(0, cut - 1) > 0
     (piece,) = model.stream(prompt, logprobs=0, max_new_tokens=1)
     assert piece.tokens[0].top == () and piece.tokens[0].logprob is not None and piece.tokens[0].logprob <= 0
