@@ -30,7 +30,7 @@ from eagle_export.bundle import export
 from eagle_export.graphs.pair import build_graphs, open_pair
 from eagle_export.recipes import smooth
 from eagle_export.recipes.blocks import Grid, rounded
-from eagle_export.recipes.compensation import compensated, damped_gram
+from eagle_export.recipes.compensation import Products, _Tile, compensated, damped_gram
 from eagle_export.recipes.graph import fed_by_product, is_lm_head, linears
 from eagle_export.recipes.plan import apply, plan
 from eagle_export.recipes.qdq import Int8Static, best_range, simulated_static
@@ -189,6 +189,25 @@ def test_compensated_errors_are_smaller_on_inputs_that_were_not_recorded(asymmet
         assert error(blocks.values()) < share * plain
         assert blocks.level.max() == 15 and np.isfinite(blocks.step).all()
         assert asymmetric or (blocks.zero == 8).all()
+
+
+def test_levels_move_there_and_back() -> None:
+    """As where each block's slope is computed anew from all errors; in three groups of blocks, of which the last is
+    shorter."""
+    rng = np.random.default_rng(8)
+    x, weight = rng.normal(size=(1500, 1100)) @ rng.normal(size=(1100, 1100)), rng.normal(size=(1100, 24))
+    products = Products.of((x / 30).astype(np.float32))
+    fast, slow = (_Tile(weight.astype(np.float32), Grid(4, 128, asymmetric=True)) for _ in range(2))
+    for tile in (fast, slow):
+        tile.feed_back(products)
+    started = float((fast.error * (products.gram @ fast.error)).sum())
+    fast.descend(products.gram)
+    for index, block in [*slow.blocks, *reversed(slow.blocks)]:
+        slow._move(index, block, products.gram[block, block], products.gram[block] @ slow.error)
+    assert np.mean(fast.lines != slow.lines) < 0.02  # of near ties
+    ends = [float((tile.error * (products.gram @ tile.error)).sum()) for tile in (fast, slow)]
+    assert ends[0] < 0.96 * started and abs(ends[0] / ends[1] - 1) < 0.01
+    np.testing.assert_allclose(fast.error, (fast.lines * fast.step[np.arange(1100) // 128]) - weight, atol=1e-4)
 
 
 def test_a_small_sample_raises_the_squares(correlated: Array) -> None:

@@ -12,6 +12,7 @@ their zero level.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,6 @@ from eagle_export.recipes.blocks import Blocks, Grid, Scale, best_scale, block_r
 from eagle_export.recipes.graph import Array
 from eagle_export.recipes.tiles import product, tiled
 
-SWEEPS = 2  # sweeps of the coordinate descent; more change little
 ROWS = 8  # channels of a block that take their levels one by one; those before them have one product for all of these
 GROUP = 512  # channels whose slopes are computed at once: one product is faster than many small ones
 LEAST_DAMPING = 1e-4  # share of the channels' mean square that is added to each: a channel may always have been zero
@@ -71,8 +71,7 @@ def compensated(weight: Array, inputs: Array | Products, grid: Grid) -> Blocks:
     def quantise(piece: slice) -> None:
         tile = _Tile(weight[:, piece].copy(), grid)
         tile.feed_back(products)
-        for _ in range(SWEEPS):
-            tile.descend(products.gram)
+        tile.descend(products.gram)
         step[:, piece], zero[:, piece] = tile.step, tile.zero
         for index, block in tile.blocks:
             level[block, piece] = tile.lines[block] + tile.zero[index]
@@ -114,14 +113,30 @@ class _Tile:
             np.multiply(state, scale.step, out=self.error[block])
 
     def descend(self, gram: Array) -> None:
-        """Moves each level and step to its best value given all others."""
+        """Moves each level and step to its best value given all others, from the first block to the last and back. On
+        the way back the channels before a group are still those of the way there, and so is their share of its slope:
+        both ways take one and a half products with `gram`. More ways change little."""
         count = max(1, GROUP // self.grid.size)
-        for group in (self.blocks[first : first + count] for first in range(0, len(self.blocks), count)):
-            start, stop = group[0][1].start, group[-1][1].stop
-            slope = product(gram[start:stop], self.error)  # half the derivative of the output's error
-            for index, block in group:
-                moved = self._move(index, block, gram[block, block], slope[block.start - start : block.stop - start])
-                slope[block.stop - start :] += product(gram[block.stop : stop, block], moved)
+        groups = [self.blocks[first : first + count] for first in range(0, len(self.blocks), count)]
+        before = []
+        for group in groups:
+            rows = _span(group)
+            before.append(product(gram[rows, : rows.start], self.error[: rows.start]))
+            self._move_group(group, gram, before[-1])
+        while groups:
+            self._move_group(groups.pop()[::-1], gram, before.pop())
+
+    def _move_group(self, group: list[tuple[int, slice]], gram: Array, before: Array) -> None:
+        """Moves the blocks of a group in turn. before [g, n]: the share that channels before the group have in the
+        slopes of its rows, which are half the derivatives of the output's error."""
+        rows = _span(group)
+        slope = product(gram[rows, rows.start :], self.error[rows.start :])
+        slope += before
+        for place, (index, block) in enumerate(group, 1):
+            moved = self._move(index, block, gram[block, block], slope[_within(block, rows)])
+            if place < len(group):
+                left = _span(group[place:])
+                slope[_within(left, rows)] += product(gram[left, block], moved)
 
     def _move(self, index: int, block: slice, within: Array, slope: Array) -> Array:
         """Moves the levels and the step of a block, whose products are `within` [k, k]. Returns by what its values
@@ -142,16 +157,26 @@ class _Tile:
                 np.subtract(lines[row], before[row], out=moved[row])
         moved *= step
         # The step's change minimises the output's error: its derivative is `rise` now, and changes by `bend` per unit.
-        slope = slope + product(within, moved)
-        slope *= lines
+        # As `within` is symmetric, one product gives both.
         bend = product(within, lines)
+        rise = (slope * lines + bend * moved).sum(0)
         bend *= lines
-        rise, bend = slope.sum(0), bend.sum(0)
+        bend = bend.sum(0)
         change = np.divide(-rise, bend, out=np.zeros_like(rise), where=bend > 0)
         step += change
         moved += np.multiply(lines, change, out=before)
         error += moved
         return moved
+
+
+def _span(blocks: Sequence[tuple[int, slice]]) -> slice:
+    """Returns the channels of blocks that follow each other, in either order."""
+    return slice(min(block.start for _, block in blocks), max(block.stop for _, block in blocks))
+
+
+def _within(part: slice, whole: slice) -> slice:
+    """Returns where the rows of a part are among those of the whole."""
+    return slice(part.start - whole.start, part.stop - whole.start)
 
 
 def _own_and_others(shares: Array) -> Array:

@@ -17,7 +17,6 @@ from eagle_export.base.memory import MEMORY_MARGIN
 from eagle_export.base.parted import PART
 from eagle_export.graphs.pair import Pair
 from eagle_export.inspection.sizes import GraphShapes, draft_shapes, graph_bytes, target_shapes
-from eagle_export.recipes.compensation import SWEEPS
 from eagle_export.recipes.plan import AUTO, RECIPES
 from eagle_export.recording.layered import layer_numbers
 from eagle_export.recording.recording import Way
@@ -28,7 +27,7 @@ from eagle_runtime.machine.host import free_memory
 # Rough values that were set by hand, not fitted to measurements: memory is an estimate (docs/dev/large_models.md).
 PROGRAM = 800 * 10**6  # bytes of memory before any weight is read: libraries, and the traced graphs
 COPIES = 6  # fp32 copies of a part that rounding works with
-PASSES = 0.5 + SWEEPS  # products [K, K] x [K, N] that compensated rounding computes
+PASSES = 2.0  # products [K, K] x [K, N] that compensated rounding computes
 SMALL = 10**7  # numbers of a target that is exported in seconds on any machine
 NOTABLE = 60.0  # seconds; needs of a shorter export are not printed
 
