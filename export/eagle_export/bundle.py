@@ -50,6 +50,7 @@ from eagle_export.recipes.plan import (
     routes_experts,
 )
 from eagle_export.recording.recording import OtherHalf, how_to_record, other_half, recorded_inputs
+from eagle_export.recording.self_calibration import KEPT, LENGTH
 from eagle_export.recording.source_text import Asked
 from eagle_export.writing.automatic import (
     Choice,
@@ -82,6 +83,7 @@ NATIVE_FILES = {"target": "target/native.onnx", "draft": "draft/native.onnx"}
 TOP_K = 64  # default of the top k that a head's graph returns per row; sampled trees use many candidates
 SAVE_IT = "AutoTokenizer.from_pretrained(...).save_pretrained(...) writes one"
 LONG = 120.0  # seconds of an export from which its KL is foreseen before its weights are rounded
+FORESEEN = 2 * LENGTH  # tokens from which it is foreseen, within a fifth: all would take a sixth of an export of 1 B
 BEYOND = "the KL will be about {:.2g}, and {:.2g} is the limit: end this, and choose another precision, or wait and see"
 GOES_ON = "free space if that is why, and give the same command again: it goes on with what is finished"
 TOOLS = ("eagle-edge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
@@ -196,7 +198,7 @@ def export(
             top_k = min(top_k, pair.head.config.draft_vocab_size)
         report = partial(_show_step, progress, task)
         choice: Choice | None = None
-        weighed = precision == AUTO
+        weighed = KEPT if precision == AUTO else 0
         head_check: HeadCheck | None = None
         records = record and observed is None and recorded_from_source(backend, precision)
         way, notes = how_to_record(pair, calibrate) if records else (None, [])
@@ -217,7 +219,8 @@ def export(
                 pair, backend, precisions, way, bundle, calibrated=observed is not None, certify=certify
             )
             requirement.check(bundle)
-            weighed = precision == AUTO or (certify and requirement.seconds > LONG)
+            if not weighed and certify and requirement.seconds > LONG:
+                weighed = FORESEEN
             reading = reading_of_pair(pair) if certify and way == "whole" else None
             if way is not None:
                 keep_blocks_apart()  # until inputs are recorded

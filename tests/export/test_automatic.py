@@ -28,7 +28,7 @@ from eagle_export.recipes.blocks import rounded
 from eagle_export.recipes.embedding import EmbeddingBlocks
 from eagle_export.recipes.graph import linears
 from eagle_export.recipes.plan import INT4, INT8
-from eagle_export.recording.self_calibration import observe_source
+from eagle_export.recording.self_calibration import KEPT, observe_source
 from eagle_export.writing.automatic import Option, Sensitivity, chosen
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
@@ -114,7 +114,7 @@ def test_importance_is_the_kl_that_a_small_error_of_a_layer_adds(tmp_path: Path)
     data = tmp_path / "ids.jsonl"
     texts = np.random.default_rng(0).integers(0, 256, (24, 40))
     data.write_text("".join(json.dumps({"ids": row.tolist()}) + "\n" for row in texts), encoding="utf-8")
-    recorded = observe_source(TARGET, Text(TARGET), data, weighed=True)
+    recorded = observe_source(TARGET, Text(TARGET), data, weighed=KEPT)
     model = load_source(TARGET)
     layers = dict(model.named_modules())
     names = {each.weight: name for name, each in layers.items() if isinstance(each, torch.nn.Linear)}

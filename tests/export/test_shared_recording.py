@@ -14,7 +14,7 @@ from eagle_export.checking.source_reading import reading_of_pair
 from eagle_export.graphs.pair import open_pair
 from eagle_export.recording import recording
 from eagle_export.recording.recording import FIRST, SECOND, other_half
-from eagle_export.recording.self_calibration import observe_source
+from eagle_export.recording.self_calibration import KEPT, observe_source
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no fork that this may use")
 
@@ -29,7 +29,7 @@ def test_two_processes_record_what_the_source_reads(
     reading, apart = reading_of_pair(pair), reading_of_pair(pair)
     assert reading is not None and apart is not None
     recordings = [
-        observe_source(pair.target, pair.text, None, pair.head, share=share, weighed=False).inputs
+        observe_source(pair.target, pair.text, None, pair.head, share=share, weighed=0).inputs
         for share in (FIRST, SECOND)
     ]
 
@@ -41,7 +41,7 @@ def test_two_processes_record_what_the_source_reads(
     (finished / recording.INPUTS / "of an export that was stopped").mkdir(parents=True)
     with other_half(pair, tmp_path / "bundle", reading.asked(), leave, reading.take) as other:
         assert other is not None
-        recorded = other.completed(finished, lambda step: None, weighed=True)
+        recorded = other.completed(finished, lambda step: None, weighed=KEPT)
     assert torch.get_num_threads() == threads and "model.layers.0.self_attn.q_proj.weight" in recorded.importance
     assert [path.name for path in tmp_path.iterdir()] == ["finished"], "nothing of the copy is left"
     assert set(recorded.inputs) == set(recordings[0])

@@ -24,6 +24,7 @@ from torch import Tensor
 from eagle_export.base.parted import Array
 
 SEED, DRAWS = 0, 2  # of the tokens that are drawn for each row
+TOKENS = 256  # of texts that are read at once
 
 
 def column_importance(
@@ -35,26 +36,28 @@ def column_importance(
     """Returns weight name -> importance [N], in nats per token: the KL that a layer adds is the sum over its columns of
     importance times the mean square error of what the column writes, over the sum of squares of its weights.
 
-    layers: names and torch.nn.Linear of the model, a transformers one. windows: texts. report: called before each."""
+    layers: names and torch.nn.Linear of the model, a transformers one. windows: texts. report: called with how many
+    have been read."""
     squares = {name: torch.zeros(layer.weight.shape[0]) for name, layer in layers}
     inputs = dict.fromkeys(squares, 0.0)  # sums of squares
     generator = torch.Generator().manual_seed(SEED)
 
     def add(name: str, products: Tensor, slope: Tensor) -> None:
-        slope = slope.reshape(-1, slope.shape[-1])
-        squares[name] += (slope * (products @ slope)).sum(0)
+        squares[name] += (slope * (products @ slope)).flatten(0, -2).sum(0)
 
     def forward(name: str, layer: torch.nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
-        x = args[0].detach().reshape(-1, args[0].shape[-1]).float()
+        x = args[0].detach().float()  # [B, T, K]
         inputs[name] += float(x.square().sum())
-        out.register_hook(partial(add, name, x @ x.T))  # type: ignore[no-untyped-call]
+        out.register_hook(partial(add, name, x @ x.mT))  # type: ignore[no-untyped-call]
 
     with torch.enable_grad(), _only_activations(model):
         hooks = [layer.register_forward_hook(partial(forward, name)) for name, layer in layers]
         try:
-            for number, window in enumerate(windows):
-                report(number)
-                logits = model(input_ids=torch.tensor([list(window)]), use_cache=False).logits[0].float()
+            read = 0
+            for texts in _batches(windows):
+                report(read)
+                read += len(texts)
+                logits = model(input_ids=torch.tensor(texts), use_cache=False).logits.flatten(0, 1).float()
                 scores = logits.log_softmax(-1)
                 for draw in range(DRAWS):
                     drawn = torch.multinomial(scores.detach().exp(), 1, generator=generator)
@@ -67,6 +70,18 @@ def column_importance(
         * np.float32(0.5 / (DRAWS * max(inputs[name], 1e-20)))
         for name, layer in layers
     }
+
+
+def _batches(windows: Sequence[Sequence[int]]) -> Iterator[list[list[int]]]:
+    """Yields texts of one length that follow each other, of TOKENS tokens at most or one alone."""
+    texts: list[list[int]] = []
+    for window in map(list, windows):
+        if texts and (len(window) != len(texts[0]) or (len(texts) + 1) * len(window) > TOKENS):
+            yield texts
+            texts = []
+        texts.append(window)
+    if texts:
+        yield texts
 
 
 @contextmanager

@@ -64,14 +64,14 @@ def recorded_inputs(
     asked: Asked | None = None,
     *,
     other: OtherHalf | None = None,
-    weighed: bool = False,
+    weighed: int = 0,
 ) -> tuple[Recorded | None, list[str]]:
     """Returns what the source computes for a text, or None and a warning if it cannot run here.
 
     finished: a folder for what is to be read again if the export is stopped. asked: texts that the source writes
-    meanwhile, if it is in the memory as a whole. other: a copy of the process that records one half. weighed: whether
-    the importance of columns is measured, which takes the whole model. Raises ExportError instead if the text was
-    given, and CalibrationError for one that cannot be used."""
+    meanwhile, if it is in the memory as a whole. other: a copy of the process that records one half. weighed: on about
+    how many tokens the importance of columns is measured, which takes the whole model; 0 for none. Raises ExportError
+    instead if the text was given, and CalibrationError for one that cannot be used."""
     text = pair.text
     try:
         if other is not None:
@@ -99,7 +99,7 @@ class OtherHalf:
     copy: Running
     seen: Callable[[Path], None]
 
-    def completed(self, finished: Path, report: Callable[[str], None], *, weighed: bool) -> Recorded:
+    def completed(self, finished: Path, report: Callable[[str], None], *, weighed: int) -> Recorded:
         """Records this half on one thread and joins the other. finished: for inputs, as long as they are needed. Raises
         what observe_source does."""
         threads = torch.get_num_threads()
@@ -109,7 +109,7 @@ class OtherHalf:
             report("waiting for the other half of the recording")
             folder = self.copy.result()
             if folder is None:  # it met an error, which this process meets again
-                second = _half(self.pair, self.source[0], SECOND, finished, report, weighed=False).inputs
+                second = _half(self.pair, self.source[0], SECOND, finished, report, weighed=0).inputs
             else:
                 shutil.rmtree(finished / INPUTS, ignore_errors=True)  # of an export that was stopped
                 (folder / INPUTS).rename(finished / INPUTS)
@@ -144,7 +144,7 @@ def other_half(
         return
 
     def work(folder: Path) -> None:
-        inputs = _half(pair, source[0], SECOND, folder, lambda step: None, asked, weighed=False).inputs
+        inputs = _half(pair, source[0], SECOND, folder, lambda step: None, asked, weighed=0).inputs
         assert isinstance(inputs, Joined)
         spilled, files = Spilled(folder / INPUTS), dict[tuple[int, str], str]()
         spilled.folder.mkdir()
@@ -170,7 +170,7 @@ def _half(
     report: Callable[[str], None],
     asked: Asked | None = None,
     *,
-    weighed: bool,
+    weighed: int,
 ) -> Recorded:
     return observe_source(
         pair.target, pair.text, None, pair.head, report, asked, folder, weighed=weighed, share=share, model=source

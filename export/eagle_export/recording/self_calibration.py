@@ -67,7 +67,7 @@ def observe_source(
     asked: Asked | None = None,
     folder: Path | None = None,
     *,
-    weighed: bool = False,
+    weighed: int = 0,
     share: Collection[int] = range(SEQUENCES),
     model: Any = None,
 ) -> Recorded:
@@ -75,10 +75,10 @@ def observe_source(
 
     text: its tokenizer. data: a text file, or JSONL as eagle-calib reads it; None for text of the model's own. head: of
     the model; its inputs are recorded too. report: called with what is being done. asked: other texts that the model
-    writes meanwhile. folder: for a file that the inputs are kept in; None for the memory. weighed: whether the
-    importance of columns is measured. share: which of SEQUENCES texts of its own it writes. model: the checkpoint, if
-    it is loaded. Raises CalibrationError for a file without text, and ExportError if transformers cannot run the
-    checkpoint."""
+    writes meanwhile. folder: for a file that the inputs are kept in; None for the memory. weighed: on about how many
+    tokens of these texts the importance of columns is measured, 0 for none. share: which of SEQUENCES texts of its own
+    it writes. model: the checkpoint, if it is loaded. Raises CalibrationError for a file without text, and ExportError
+    if transformers cannot run the checkpoint."""
     file = None if folder is None else SampleFile(folder)
     with run_errors(source):
         model = load_source(source) if model is None else model
@@ -95,7 +95,7 @@ def observe_source(
                 written = Writer(model).write([], 0, (), asked.texts, asked.taps)[1]
         if asked is not None:
             asked.look(model, written)
-        return Recorded(observed, _importance(model, windows, report) if weighed else {})
+        return Recorded(observed, _importance(model, windows, weighed, report) if weighed else {})
 
 
 @torch.inference_mode()
@@ -138,9 +138,11 @@ def _text_by_text(passes: Sequence[int], texts: int) -> Array:
     return order
 
 
-def _importance(model: Any, windows: Sequence[list[int]], report: Callable[[str], None]) -> Mapping[str, Array]:
-    """Of the columns of all layers, on KEPT tokens of the windows."""
-    count = max(1, KEPT // max(map(len, windows)))
+def _importance(
+    model: Any, windows: Sequence[list[int]], most: int, report: Callable[[str], None]
+) -> Mapping[str, Array]:
+    """Of the columns of all layers, on so many tokens of the windows, or one of these."""
+    count = max(1, most // max(map(len, windows)))
 
     def show(number: int) -> None:
         report(f"measuring layers ({number} of {min(count, len(windows))} texts)")
