@@ -15,7 +15,7 @@ import numpy as np
 from eagle_calib.errors import CalibrationError
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
-from eagle_export.reading.families.source import load_source
+from eagle_export.recording.packed import load_packed
 from eagle_export.recording.source_text import Asked, Greedy, Writer, Written
 from eagle_runtime.base.errors import first_line
 from eagle_runtime.base.tree import Float
@@ -48,7 +48,7 @@ def ask(source: Path | Checkpoint, asked: Asked) -> None:
     """Lets a checkpoint write the texts that are asked for. source: as for load_source. Raises ExportError if
     transformers cannot run it, and what `asked.look` raises."""
     with run_errors(source):
-        model = load_source(source)
+        model = load_packed(source)
         _, written = Writer(model).write([], 0, (), asked.texts, asked.taps)
         asked.look(model, written)
 

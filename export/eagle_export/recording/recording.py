@@ -27,8 +27,8 @@ from eagle_export.base.beside import Running, meanwhile
 from eagle_export.base.errors import ExportError
 from eagle_export.base.memory import check_memory
 from eagle_export.graphs.pair import Pair
-from eagle_export.reading.families.source import load_source
 from eagle_export.recording.layered_recording import Spilled, observe_layers, texts_to_read
+from eagle_export.recording.packed import load_packed
 from eagle_export.recording.self_calibration import SEQUENCES, Joined, Recorded, observe_source
 from eagle_export.recording.source_text import Asked
 from eagle_runtime.machine.host import cores, free_memory, threads_allowed
@@ -138,7 +138,7 @@ def other_half(
         return
 
     try:
-        source = [load_source(pair.target)]
+        source = [load_packed(pair.target)]
     except Exception:  # transformers raises many kinds; `observe_source` meets it again and says what it is
         yield None
         return

@@ -35,9 +35,9 @@ from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.block import BlockHead
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
 from eagle_export.reading.families.dense_experts import expert_inputs, fused_experts
-from eagle_export.reading.families.source import load_source
 from eagle_export.recording.continuations import run_errors
 from eagle_export.recording.importance import column_importance
+from eagle_export.recording.packed import load_packed
 from eagle_export.recording.source_text import Asked, Writer, Written, text_starts
 from eagle_runtime.text.tokenizer import Text
 
@@ -81,7 +81,7 @@ def observe_source(
     if transformers cannot run the checkpoint."""
     file = None if folder is None else SampleFile(folder)
     with run_errors(source):
-        model = load_source(source) if model is None else model
+        model = load_packed(source) if model is None else model
         vocab = int(model.config.vocab_size)
         longest = int(model.config.max_position_embeddings)
         if data is None:
