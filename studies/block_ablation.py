@@ -31,6 +31,7 @@ from typing import Any
 from safetensors import safe_open
 
 from eagle_export.bundle import export
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import Parser
@@ -119,7 +120,7 @@ def rows_of(
     """Export a head and yield what is measured of it: trees, of block heads also chains, and of the usual block head in
     fp32 the temperatures with and without coupling."""
     if not bundle.is_dir():
-        export(args.pair / "target", head, bundle, precision=precision, certify=False)
+        export(args.pair / "target", head, bundle, Settings(precision=precision, certify=False))
     parameters = parameters_of(head)
     with EagleModel.load(bundle, threads=args.threads) as model:
         spec = model.manifest.head

@@ -20,6 +20,7 @@ import numpy as np
 
 from eagle_export.bundle import export
 from eagle_export.graphs.pair import open_pair
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import Parser
@@ -97,7 +98,7 @@ def _kind(target: Path, head: Path) -> str:
 def _bundle(args: argparse.Namespace, head: Path, precision: str, bundle: Path) -> Path:
     """Returns a bundle of the target and a head, exported unless it exists."""
     if not bundle.is_dir():
-        export(args.target, head, bundle, precision=precision, certify=False)
+        export(args.target, head, bundle, Settings(precision=precision, certify=False))
     return bundle
 
 

@@ -179,6 +179,7 @@ def bundle_of(shared: Path) -> Callable[..., Path]:
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 from eagle_export.bundle import export
+                from eagle_export.settings import Settings
 
                 head = (
                     None
@@ -193,10 +194,12 @@ def bundle_of(shared: Path) -> Callable[..., Path]:
                     GOLDEN / "target",
                     head,
                     folder,
-                    precision=precision.removesuffix(INT8_CACHE),
-                    certify=False,
-                    calibration=observed,
-                    cache_precision=cache,
+                    Settings(
+                        precision=precision.removesuffix(INT8_CACHE),
+                        certify=False,
+                        calibration=observed,
+                        cache_precision=cache,
+                    ),
                 )
         return folder
 
@@ -248,6 +251,7 @@ def text_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tokenizers import Tokenizer
 
     from eagle_export.bundle import export
+    from eagle_export.settings import Settings
 
     folder = tmp_path_factory.mktemp("text")
     target = shutil.copytree(GOLDEN / "target", folder / "target")
@@ -260,5 +264,5 @@ def text_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "{% if add_generation_prompt %}A:{% endif %}"
     )
     (target / "tokenizer_config.json").write_text(json.dumps(config))
-    export(target, GOLDEN / "head_eagle1", folder / "bundle", certify=False)
+    export(target, GOLDEN / "head_eagle1", folder / "bundle", Settings(certify=False))
     return folder / "bundle"

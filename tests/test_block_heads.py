@@ -22,6 +22,7 @@ from eagle_export.bundle import export
 from eagle_export.graphs.eager import eager_head, eager_weights, read_block_rows
 from eagle_export.graphs.pair import open_pair
 from eagle_export.heads.block import BlockHead
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import EagleWarning
 from eagle_runtime.base.tree import node_depths
@@ -91,7 +92,7 @@ def write_head(
 @pytest.fixture(scope="module")
 def model(head: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EagleModel]:
     bundle = tmp_path_factory.mktemp("block") / "bundle"
-    export(GOLDEN / "target", head, bundle, precision="fp32", certify=False)
+    export(GOLDEN / "target", head, bundle, Settings(precision="fp32", certify=False))
     with EagleModel.load(bundle, threads=1) as opened:
         yield opened
 
@@ -204,7 +205,7 @@ def test_trees_sized_by_costs_grow_as_deep_as_the_block(model: EagleModel, promp
 def test_the_targets_logits_are_the_same_to_the_bit(
     head: Path, bundle_of: Callable[..., Path], tmp_path: Path, prompts: list[list[int]], precision: str
 ) -> None:
-    export(GOLDEN / "target", head, tmp_path / "bundle", precision=precision, certify=False)
+    export(GOLDEN / "target", head, tmp_path / "bundle", Settings(precision=precision, certify=False))
     with (
         EagleModel.load(tmp_path / "bundle", threads=1) as with_head,
         EagleModel.load(bundle_of("alone", precision), threads=1) as alone,
@@ -222,7 +223,7 @@ def test_the_targets_logits_are_the_same_to_the_bit(
 
 def test_cuda_does_not_run_block_heads(head: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=f"{head} holds a head of kind block, .* do not run on backend cuda"):
-        export(GOLDEN / "target", head, tmp_path / "bundle", backend="cuda", precision="fp16")
+        export(GOLDEN / "target", head, tmp_path / "bundle", Settings(backend="cuda", precision="fp16"))
     assert not (tmp_path / "bundle").exists()
 
 

@@ -20,6 +20,7 @@ from eagle_export.bundle import export
 from eagle_export.checking.certificate import compare_with_source
 from eagle_export.commands.cli import main as export_main
 from eagle_export.reading.checkpoint import open_checkpoint
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
@@ -187,7 +188,7 @@ def test_calibration_sees_prompts_and_looked_up_chains(bundle: Path, calibration
 
 @pytest.mark.parametrize("precision", ["int8-static", "int4"])
 def test_calibrated_precisions(precision: str, calibration: Path, tmp_path: Path, prompts: list[list[int]]) -> None:
-    done = export(TARGET, None, tmp_path / "b", precision=precision, calibration=calibration, certify=False)
+    done = export(TARGET, None, tmp_path / "b", Settings(precision=precision, calibration=calibration, certify=False))
     assert done.shared == () and done.manifest.precision == {"target": precision}
     with EagleModel.load(done.bundle, threads=1) as model:
         nodes: list[int] = []
@@ -202,7 +203,9 @@ def test_calibrated_precisions(precision: str, calibration: Path, tmp_path: Path
 
 def test_a_calibration_of_the_target_alone_is_none_of_a_pair(calibration: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="the calibration lacks layer"):
-        export(TARGET, GOLDEN / HEADS["eagle1"], tmp_path / "b", precision="int8-static", calibration=calibration)
+        export(
+            TARGET, GOLDEN / HEADS["eagle1"], tmp_path / "b", Settings(precision="int8-static", calibration=calibration)
+        )
 
 
 def test_engines_are_compared_without_a_head(bundle: Path) -> None:

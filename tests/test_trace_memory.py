@@ -13,6 +13,7 @@ import torch
 from eagle_export.bundle import export
 from eagle_export.graphs import trace
 from eagle_export.graphs.pair import Pair, _draft_module, _target_module, open_pair
+from eagle_export.settings import Settings
 from export_workplace import make_target
 from trace_memory import TraceMemory, UndescribedError, describe, describe_module
 
@@ -33,7 +34,7 @@ def test_a_remembered_trace_gives_the_same_bytes(tmp_path: Path, monkeypatch: py
     ):
         memory.enabled = enabled
         monkeypatch.setattr("eagle_export.graphs.pair.trace_target", memory.around(trace.trace_target))
-        export(target, None, folder := tmp_path / str(number), certify=False)
+        export(target, None, folder := tmp_path / str(number), Settings(certify=False))
         bundles.append({path.relative_to(folder): path.read_bytes() for path in folder.rglob("*/model*")})
         assert memory.traced == traced
     assert len(bundles[0]) == 2 and all(each == bundles[0] for each in bundles)

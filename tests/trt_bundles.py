@@ -79,15 +79,13 @@ def quantised_bundle_of(
     def bundle(kind: str, precision: str) -> Path:
         def make(folder: Path) -> None:
             from eagle_export.bundle import export
+            from eagle_export.settings import Settings
 
             export(
                 GOLDEN / "target",
                 GOLDEN / HEADS[kind] if kind in HEADS else write_block(kind, folder / "head"),
                 folder / "bundle",
-                precision=precision,
-                backend="tensorrt-rtx",
-                calibration=calibration(kind),
-                certify=False,
+                Settings(precision=precision, backend="tensorrt-rtx", calibration=calibration(kind), certify=False),
             )
 
         return made_once(f"tensorrt_{kind}_{precision}", make) / "bundle"

@@ -35,6 +35,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from eagle_export.bundle import export
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import EagleError
 from eagle_tools.questions import read_questions
@@ -209,7 +210,7 @@ def make_edits(work: Path, out: Path) -> None:
     bundle = work / "edits.bundle"
     if bundle.exists():
         shutil.rmtree(bundle)
-    export(out / "target", None, bundle, certify=False)
+    export(out / "target", None, bundle, Settings(certify=False))
     rows = []
     with EagleModel.load(bundle) as model:
         for question in read_questions(out / "heldout.jsonl"):

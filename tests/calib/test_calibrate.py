@@ -25,6 +25,7 @@ from eagle_calib.observe import SAMPLE_ROWS, InputStatistics, ObservingSession, 
 from eagle_calib.texts import read_windows
 from eagle_export.bundle import export
 from eagle_export.recipes.graph import linears
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, GraphSpec, read_manifest
@@ -291,9 +292,7 @@ def test_a_block_head_is_recorded_and_exported_in_static_int8(bundle_of: Callabl
         GOLDEN / "target",
         written,
         tmp_path / "static",
-        precision="int8-static",
-        calibration=tmp_path / "c",
-        certify=False,
+        Settings(precision="int8-static", calibration=tmp_path / "c", certify=False),
     )
     with EagleModel.load(tmp_path / "static", threads=1) as model:
         assert model.manifest.precision == {"target": "int8-static", "draft": "int8-static"}

@@ -27,6 +27,7 @@ from eagle_export.graphs.pair import build_graphs, open_pair
 from eagle_export.graphs.weights import save
 from eagle_export.inspection.report import inspect
 from eagle_export.reading.families.source import load_source
+from eagle_export.settings import Settings
 
 TARGET = GOLDEN / "target"
 WIDTH, VOCAB, HEADS, TOP_K = 64, 256, 3, 8
@@ -215,7 +216,7 @@ def test_inspect_names_producer_and_kind(tmp_path: Path) -> None:
         assert (report.head.layout.producer, report.head.layout.kind) == (kind.capitalize(), kind)
         assert report.head.stated_target == "some/target"
         (need,) = [each for each in report.needs if (each.backend, each.precision) == ("cpu", "fp32")]
-        exported = export(TARGET, folder, tmp_path / f"bundle-{kind}", certify=False).manifest.head
+        exported = export(TARGET, folder, tmp_path / f"bundle-{kind}", Settings(certify=False)).manifest.head
         assert exported is not None and need.draft is not None
         weights = exported.graph.weights
         stored = sum(4 * prod(int(size) for size in spec.shape) for name, spec in weights.items() if "." in name)
@@ -225,7 +226,7 @@ def test_inspect_names_producer_and_kind(tmp_path: Path) -> None:
 def test_what_such_heads_cannot_have_is_refused(tmp_path: Path) -> None:
     folder = write_medusa(tmp_path / "head", seeded(medusa, WIDTH, VOCAB, HEADS))
     with pytest.raises(ExportError, match="kind medusa, and such heads do not run on backend tensorrt"):
-        export(TARGET, folder, tmp_path / "b", precision="fp16", backend="tensorrt-rtx", certify=False)
-    bundle = export(TARGET, folder, tmp_path / "bundle", certify=False).bundle
+        export(TARGET, folder, tmp_path / "b", Settings(precision="fp16", backend="tensorrt-rtx", certify=False))
+    bundle = export(TARGET, folder, tmp_path / "bundle", Settings(certify=False)).bundle
     with pytest.raises(CalibrationError, match="Medusa heads, whose inputs are not recorded"):
         calibrate(bundle, tmp_path / "calibration", threads=1)

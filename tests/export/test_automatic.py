@@ -29,6 +29,7 @@ from eagle_export.recipes.embedding import EmbeddingBlocks
 from eagle_export.recipes.graph import linears
 from eagle_export.recipes.plan import INT4, INT8
 from eagle_export.recording.self_calibration import KEPT, observe_source
+from eagle_export.settings import Settings
 from eagle_export.writing.automatic import Option, Sensitivity, chosen
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
@@ -63,7 +64,7 @@ def test_inputs_are_recorded_on_a_text_that_is_given(tmp_path: Path) -> None:
     recorded = observe_source(TARGET, Text(TARGET), data)
     assert {seen.rows for seen in recorded.inputs.values()} == {36 + 40}
     with pytest.raises(ExportError, match="int8-weight for backend cpu records no inputs; leave the text out"):
-        export(TARGET, None, tmp_path / "b", precision="int8-weight", calibrate=data)
+        export(TARGET, None, tmp_path / "b", Settings(precision="int8-weight", calibrate=data))
 
 
 @pytest.mark.parametrize("grid", [INT4, INT8])
@@ -95,7 +96,7 @@ def test_int4_is_four_bits_in_all_and_a_tied_table_is_stored_once(tmp_path: Path
     tied = make_target(tmp_path / "tied", tie)
     config = json.loads((tied / "config.json").read_text())
     (tied / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
-    done = export(tied, None, tmp_path / "b", precision="int4", certify=False)
+    done = export(tied, None, tmp_path / "b", Settings(precision="int4", certify=False))
     weights = done.manifest.target.graph.weights
     assert [name for name in weights if name.startswith("model.embed_tokens")] == [
         f"model.embed_tokens.weight.{part}" for part in ("int4", "scale", "zero")
@@ -205,7 +206,7 @@ def test_a_kept_layer_stays_and_a_tied_table_is_read_as_its_lm_head_is_stored(tm
     config = json.loads((tied / "config.json").read_text())
     (tied / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
     kept = "model.layers.1.mlp.up_proj.weight"
-    done = export(tied, None, tmp_path / "b", precision="auto", size=10**9, keep=[kept], certify=False)
+    done = export(tied, None, tmp_path / "b", Settings(precision="auto", size=10**9, keep=[kept], certify=False))
     weights, recipe = done.manifest.target.graph.weights, done.manifest.target.graph.recipe
     assert kept in weights and kept not in {each.name for each in done.sensitivities}
     assert [name for name in weights if name.startswith("model.embed_tokens")] == [
@@ -222,11 +223,11 @@ def test_a_long_export_says_before_its_weights_are_rounded_that_its_kl_will_be_t
 ) -> None:
     monkeypatch.setattr(bundle, "LONG", -1.0)
     with pytest.raises(FidelityError) as refused:
-        export(TARGET, None, tmp_path / "b", precision="int4", max_kl=1e-6)
+        export(TARGET, None, tmp_path / "b", Settings(precision="int4", max_kl=1e-6))
     said = re.search(r"the KL will be about (\S+), and 1e-06 is the limit", capsys.readouterr().err)
     assert said is not None and refused.value.certificate is not None
     assert 0.3 < float(said[1]) / refused.value.certificate.kl < 3
-    done = export(TARGET, None, tmp_path / "b", precision="int4")
+    done = export(TARGET, None, tmp_path / "b", Settings(precision="int4"))
     assert "the KL will be" not in capsys.readouterr().err
     graph = done.manifest.target.graph.file
     other = bundle_of("alone", "int4")
@@ -257,7 +258,7 @@ def test_budgets_that_cannot_be_kept(
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_head_in_four_bits_is_rounded_for_inputs_that_were_recorded(kind: str, tmp_path: Path) -> None:
-    done = export(TARGET, GOLDEN / HEADS[kind], tmp_path / "b", precision="int8", certify=False)
+    done = export(TARGET, GOLDEN / HEADS[kind], tmp_path / "b", Settings(precision="int8", certify=False))
     assert done.manifest.head is not None
     recipe = done.manifest.head.graph.recipe
     blocks = {name: how for name, how in recipe.items() if "blocks" in how}

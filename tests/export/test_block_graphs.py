@@ -16,6 +16,7 @@ import pytest
 from block_writers import RECORDED, deepspec, dflash, eagle_train, jetspec, speculators_dspark
 from conftest import BLOCKS, GOLDEN
 from eagle_export.bundle import export
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.drafting.block_head import BlockHead
 from head_writers import TARGET, Head
@@ -39,7 +40,7 @@ def test_the_graphs_draft_what_the_producers_module_drafts(
         bundle = bundle_of(write.__name__)
     else:
         bundle = tmp_path / "bundle"
-        export(TARGET, write().write(tmp_path / "head"), bundle, certify=False)
+        export(TARGET, write().write(tmp_path / "head"), bundle, Settings(certify=False))
     tokens, logits = RECORDED["tokens"][0].tolist(), RECORDED[f"{recorded}.logits"]
     with EagleModel.load(bundle, threads=1) as model:
         head, spec = model.bundle.head, model.manifest.head
@@ -69,7 +70,7 @@ def test_the_graphs_draft_what_the_producers_module_drafts(
 def test_a_published_head_is_certified_and_lossless(write: Callable[[], Head], precision: str, tmp_path: Path) -> None:
     target = Path(shutil.copytree(TARGET, tmp_path / "target"))
     shutil.copyfile(GOLDEN / "byte_tokenizer.json", target / "tokenizer.json")
-    export(target, write().write(tmp_path / "head"), tmp_path / "bundle", precision=precision)
+    export(target, write().write(tmp_path / "head"), tmp_path / "bundle", Settings(precision=precision))
     with EagleModel.load(tmp_path / "bundle", threads=1) as model:
         certificate, prompt = model.manifest.certificate, RECORDED["tokens"][0, :12].tolist()
         assert certificate is not None and certificate.agreement > 0.5

@@ -36,6 +36,7 @@ from eagle_export.recipes.plan import apply, plan
 from eagle_export.recipes.qdq import Int8Static, best_range, simulated_static
 from eagle_export.recipes.smooth import FACTORS, Smooth, channel_sizes, factors_of, groups, inputs_of
 from eagle_export.recipes.weight_blocks import WeightBlocks
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.tree import Tree
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
@@ -70,7 +71,7 @@ def calibrated(
     def bundle(kind: str, precision: str) -> tuple[Path, Manifest]:
         folder, calibration = tmp_path_factory.mktemp(kind) / precision, calibrations[kind]
         target, head = GOLDEN / "target", GOLDEN / HEADS[kind]
-        done = export(target, head, folder, precision=precision, calibration=calibration, certify=False)
+        done = export(target, head, folder, Settings(precision=precision, calibration=calibration, certify=False))
         return folder, done.manifest
 
     return bundle
@@ -328,9 +329,7 @@ def test_trimmed_vocabulary_is_lossless_and_listed(
             GOLDEN / "target",
             GOLDEN / HEADS[kind],
             bundle,
-            calibration=calibrations[kind],
-            draft_vocab=size,
-            certify=False,
+            Settings(calibration=calibrations[kind], draft_vocab=size, certify=False),
         )
         head = done.manifest.head
         assert head is not None and head.draft_vocab_size == size
@@ -394,10 +393,7 @@ def test_vocabulary_of_a_wrong_size(
             GOLDEN / "target",
             GOLDEN / HEADS["eagle1"],
             tmp_path / "b",
-            calibration=calibrations["eagle1"],
-            draft_vocab=size,
-            draft_top_k=top_k,
-            certify=False,
+            Settings(calibration=calibrations["eagle1"], draft_vocab=size, draft_top_k=top_k, certify=False),
         )
     assert not list(tmp_path.iterdir())
 
@@ -409,9 +405,9 @@ def test_errors_name_eagle_calib_where_a_calibration_is_needed(tmp_path: Path) -
         {"backend": "tensorrt-rtx", "precision": "int8"},
     ):
         with pytest.raises(ExportError, match="eagle-calib"):
-            export(GOLDEN / "target", GOLDEN / HEADS["eagle1"], tmp_path / "b", certify=False, **settings)
+            export(GOLDEN / "target", GOLDEN / HEADS["eagle1"], tmp_path / "b", Settings(certify=False, **settings))
     with pytest.raises(ExportError, match="tensorrt does not run fp32"):
-        export(GOLDEN / "target", GOLDEN / HEADS["eagle1"], tmp_path / "b", backend="tensorrt", certify=False)
+        export(GOLDEN / "target", GOLDEN / HEADS["eagle1"], tmp_path / "b", Settings(backend="tensorrt", certify=False))
     assert not list(tmp_path.iterdir())
 
 

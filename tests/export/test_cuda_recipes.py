@@ -15,6 +15,7 @@ from eagle_calib.replay import forced_logits
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.recipes.plan import plan
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import GraphSpec, read_manifest
 from eagle_runtime.ort.cuda import SHAPES
@@ -36,7 +37,7 @@ def bundle_for_cuda(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, 
         folder = base / f"{kind}_{precision}"
         if not folder.exists():
             pair = GOLDEN / "target", GOLDEN / HEADS[kind]
-            export(*pair, folder, precision=precision, backend="cuda", certify=False)
+            export(*pair, folder, Settings(precision=precision, backend="cuda", certify=False))
         return folder
 
     return bundle

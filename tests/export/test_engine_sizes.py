@@ -19,6 +19,7 @@ from torch import Tensor
 from eagle_calib.calibration import Input, Observed, Source, Tokens, write_calibration
 from eagle_export.bundle import export
 from eagle_export.reading.checkpoint import EMBEDDING
+from eagle_export.settings import Settings
 from eagle_export.tensorrt.build import Built, build_engines
 from eagle_export.tensorrt.precision import default_capabilities
 from eagle_runtime.bundle.graph import GraphSpec
@@ -109,11 +110,13 @@ def check_engine(target: Path, calibration: Path, precision: str, folder: Path) 
         target,
         None,
         folder / "bundle",
-        precision=precision,
-        backend="tensorrt-rtx",
-        calibration=calibration if calibrated else None,
-        record=False,
-        certify=False,
+        Settings(
+            precision=precision,
+            backend="tensorrt-rtx",
+            calibration=calibration if calibrated else None,
+            record=False,
+            certify=False,
+        ),
     )
     shutil.rmtree(target)  # room on the disk
     stored = stored_bytes(done.manifest.target.graph)

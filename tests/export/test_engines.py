@@ -22,6 +22,7 @@ from conftest import HEADS
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.commands.cli import LIBRARIES, main
+from eagle_export.settings import Settings
 from eagle_export.tensorrt import build as module
 from eagle_export.tensorrt.build import build_engines, profiles_of
 from eagle_runtime import BackendError
@@ -308,9 +309,7 @@ def test_a_billion_parameters_are_built_in_eight_gigabytes(tmp_path: Path) -> No
         tmp_path / "grown/target",
         tmp_path / "grown/eagle1",
         tmp_path / "bundle",
-        precision="fp16",
-        backend="tensorrt-rtx",
-        certify=False,
+        Settings(precision="fp16", backend="tensorrt-rtx", certify=False),
     )
     shutil.rmtree(tmp_path / "grown")
     code = (

@@ -15,6 +15,7 @@ from conftest import needs_operators
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.recipes.attention import ExactAttention
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.tree import MAX_DEPTH, Tree
 from eagle_runtime.bundle.manifest import read_manifest
@@ -97,7 +98,9 @@ def test_heads_of_any_shape(kv_heads: int, width: int, tmp_path: Path) -> None:
     source = LlamaForCausalLM(config).eval()
     source.save_pretrained(tmp_path / "target")
     for precision in ("fp32", "int8"):
-        export(tmp_path / "target", None, tmp_path / precision, precision=precision, certify=False, record=False)
+        export(
+            tmp_path / "target", None, tmp_path / precision, Settings(precision=precision, certify=False, record=False)
+        )
     rng = np.random.default_rng(1)
     prompt = rng.integers(0, 256, LONG).tolist()
     for threads in (2,) if width % 16 else (2, 8):

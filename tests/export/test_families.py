@@ -31,6 +31,7 @@ from eagle_export.recipes.plan import INT8
 from eagle_export.recipes.smooth import Smooth, groups
 from eagle_export.recipes.weight_blocks import simulated_blocks
 from eagle_export.recording.layered import LayeredModel
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.tree import Tree
 from eagle_runtime.bundle.manifest import read_manifest
@@ -86,7 +87,7 @@ def bundles(sources: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
     def bundle(name: str, precision: str) -> Path:
         source = sources(name)
         folder = source.with_name(precision)
-        export(source, None if precision == "fp32" else head, folder, precision=precision, certify=False)
+        export(source, None if precision == "fp32" else head, folder, Settings(precision=precision, certify=False))
         return folder
 
     return bundle
@@ -172,7 +173,7 @@ def test_what_cannot_be_expressed_is_refused_before_any_work(
     (source / "config.json").write_text(json.dumps(config | changes))
     monkeypatch.setattr("eagle_export.bundle.build_graphs", None)
     with pytest.raises(ExportError, match=message) as refusal:
-        export(source, None, tmp_path / "bundle", certify=False, **{"precision": "int8", **settings})
+        export(source, None, tmp_path / "bundle", Settings(certify=False, **{"precision": "int8", **settings}))
     assert "\n" not in str(refusal.value) and not (tmp_path / "bundle").exists()
 
 
@@ -186,7 +187,7 @@ def test_a_family_that_transformers_lacks_is_named(monkeypatch: pytest.MonkeyPat
 def test_a_window_as_long_as_the_context_adds_nothing(bundles: Callable[[str, str], Path], tmp_path: Path) -> None:
     row = Row("mistral", {"sliding_window": CONTEXT})
     source_of(row).save_pretrained(tmp_path / "source")
-    export(tmp_path / "source", None, tmp_path / "bundle", certify=False)
+    export(tmp_path / "source", None, tmp_path / "bundle", Settings(certify=False))
     nodes = [
         len(ir.load(folder / "target/model.onnx").graph) for folder in (tmp_path / "bundle", bundles("Llama", "fp32"))
     ]

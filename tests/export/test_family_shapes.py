@@ -13,6 +13,7 @@ import torch
 
 from eagle_export.bundle import export
 from eagle_export.reading.families.registry import FAMILIES
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from trt_network import TARGET_SIZES, Network
 
@@ -108,14 +109,14 @@ def test_real_widths(model_type: str, folder: Path) -> None:
     model.save_pretrained(folder / "source")
     text = np.random.default_rng(1).integers(0, 2048, 400).tolist()
     out = model(torch.tensor([text]), output_hidden_states=True)
-    export(folder / "source", None, folder / "fp32", certify=False)
+    export(folder / "source", None, folder / "fp32", Settings(certify=False))
     with EagleModel.load(folder / "fp32", threads=1) as bundle:
         logits, features = bundle.bundle.target.prefill(text)
         np.testing.assert_allclose(logits, out.logits[0, -1].numpy(), atol=1e-4)
         np.testing.assert_allclose(np.asarray(features), out.hidden_states[-1][0].numpy(), atol=1e-4)
     if model_type in UNBUILT:
         return
-    export(folder / "source", None, folder / "fp16", precision="fp16", backend="tensorrt-rtx", certify=False)
+    export(folder / "source", None, folder / "fp16", Settings(precision="fp16", backend="tensorrt-rtx", certify=False))
     network = Network(folder / "fp16/target/model.onnx", TARGET_SIZES)
     kernels = network.build(["8.6"])
     assert kernels, network.errors

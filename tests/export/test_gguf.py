@@ -24,6 +24,7 @@ from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_export.reading.families.registry import FAMILIES
 from eagle_export.reading.families.source import load_source
 from eagle_export.reading.gguf.checkpoint import open_gguf
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 
 gguf = pytest.importorskip("gguf")
@@ -188,8 +189,8 @@ def test_a_file_in_fp32_is_its_source(sources: Callable[[str], Path], files: Cal
 def test_a_file_in_fp32_gives_the_bundle_of_its_source(
     sources: Callable[[str], Path], files: Callable[..., Path], tmp_path: Path, name: str
 ) -> None:
-    export(sources(name), None, tmp_path / "one", certify=False)
-    export(files(name), None, tmp_path / "two", certify=False)
+    export(sources(name), None, tmp_path / "one", Settings(certify=False))
+    export(files(name), None, tmp_path / "two", Settings(certify=False))
     same_bundle(tmp_path / "one", tmp_path / "two")
 
 
@@ -199,7 +200,7 @@ def test_a_pair_from_a_file_is_the_pair_of_its_source(
 ) -> None:
     """So its tokens are those of the EAGLE authors' program, with which the source's bundle is compared."""
     write_gguf(golden / "target", tmp_path / "model.gguf")
-    export(tmp_path / "model.gguf", golden / "head_eagle1", tmp_path / "bundle", certify=False)
+    export(tmp_path / "model.gguf", golden / "head_eagle1", tmp_path / "bundle", Settings(certify=False))
     same_bundle(bundle_of("eagle1"), tmp_path / "bundle")
 
 
@@ -231,7 +232,7 @@ def test_a_quantised_file_is_recorded_and_certified(golden: Path, tmp_path: Path
     tokenizer["model"]["vocab"]["he"], tokenizer["model"]["merges"] = len(tokenizer["model"]["vocab"]), [["h", "e"]]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     write_gguf(folder, tmp_path / "model.gguf", "q8_0")
-    done = export(tmp_path / "model.gguf", golden / "head_eagle3_dv44", tmp_path / "bundle", precision="int8")
+    done = export(tmp_path / "model.gguf", golden / "head_eagle3_dv44", tmp_path / "bundle", Settings(precision="int8"))
     assert done.manifest.certificate is not None
     assert done.manifest.certificate.agreement > 0.9
     assert not [each for each in done.warnings if "recorded" in each]
@@ -367,7 +368,7 @@ def test_llama_cpp_chooses_the_same_tokens(tmp_path: Path, kind: str) -> None:
     if kind != "f32":
         quantise(path, tmp_path / "quantised.gguf", kind, 2)
         path = tmp_path / "quantised.gguf"
-    export(path, DEMO / "eagle1", tmp_path / "bundle", certify=False)
+    export(path, DEMO / "eagle1", tmp_path / "bundle", Settings(certify=False))
     vocabulary = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
     theirs = LlamaCpp(path, 2, 1024)
     lines = (DEMO / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[:16]

@@ -68,9 +68,10 @@ def test_sizes_are_those_of_exports(bundle_of: Callable[..., Path], kind: str, p
 )
 def test_sizes_of_the_demo_pair(backend: str, precision: str, tmp_path: Path) -> None:
     from eagle_export.bundle import export
+    from eagle_export.settings import Settings
 
     pair = DEMO / "target", DEMO / "eagle3", tmp_path / "pair"
-    export(*pair, precision=precision, backend=backend, certify=False, record=False)
+    export(*pair, Settings(precision=precision, backend=backend, certify=False, record=False))
     need = need_of(DEMO / "target", DEMO / "eagle3", precision, backend)
     assert need.draft is not None
     assert need.target.stored == pytest.approx(stored(tmp_path / "pair", "target"), rel=0.005)

@@ -18,6 +18,7 @@ from eagle_export.graphs.pair import open_pair
 from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_export.recording.layered_recording import observe_layers, texts_to_read
 from eagle_export.recording.self_calibration import observe_source
+from eagle_export.settings import Settings
 from eagle_runtime.text.tokenizer import Text
 from mtp_writers import mimo, random_layer, read_folder
 
@@ -89,16 +90,16 @@ def test_an_export_that_lacks_memory_for_the_whole_records_by_layers(
 ) -> None:
     """Equal text gives equal weights; what was done is said."""
     target = GOLDEN / "target"
-    whole = export(target, None, tmp_path / "whole", precision="int4", certify=False, calibrate=data)
+    whole = export(target, None, tmp_path / "whole", Settings(precision="int4", certify=False, calibrate=data))
 
     def refuse(*_: object) -> None:
         raise ExportError("comparing takes 40.0 GB of memory and 3.0 GB are free")
 
     monkeypatch.setattr(eagle_export.recording.recording, "check_memory", refuse)
-    layered = export(target, None, tmp_path / "layered", precision="int4", certify=False, calibrate=data)
+    layered = export(target, None, tmp_path / "layered", Settings(precision="int4", certify=False, calibrate=data))
     assert whole.manifest.files == layered.manifest.files
     assert any("layer by layer, on the text that was given: comparing takes 40.0 GB" in w for w in layered.warnings)
-    without = export(target, None, tmp_path / "without", precision="int4", certify=False)
+    without = export(target, None, tmp_path / "without", Settings(precision="int4", certify=False))
     assert any("on the package's text, not on text of the model's own" in w for w in without.warnings)
     assert "errors compensated" in str(without.manifest.target.graph.recipe)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["layered", "whole", "without"]

@@ -37,6 +37,7 @@ from eagle_export.checking.limits import (
 )
 from eagle_export.commands.cli import BACKENDS, PRECISIONS, main
 from eagle_export.recipes.plan import RECIPES
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel, FidelityWarning
 from eagle_runtime.bundle.manifest import Certificate, Limits, read_manifest
 from eagle_runtime.commands.cli import main as run_main
@@ -67,7 +68,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def refused(hard: Path, plain: Path, tmp_path_factory: pytest.TempPathFactory) -> FidelityError:
     """The error of exporting the hard target in int8. The older bundle at the destination must stay."""
     bundle = tmp_path_factory.mktemp("gate") / "bundle"
-    export(plain, None, bundle, certify=False)
+    export(plain, None, bundle, Settings(certify=False))
 
     def snapshot() -> dict[Path, bytes | None]:
         paths = [path for path in bundle.parent.rglob("*") if work_folder(bundle) not in (path, *path.parents)]
@@ -75,7 +76,7 @@ def refused(hard: Path, plain: Path, tmp_path_factory: pytest.TempPathFactory) -
 
     before = snapshot()
     with pytest.raises(FidelityError) as caught:
-        export(hard, None, bundle, precision="int8")
+        export(hard, None, bundle, Settings(precision="int8"))
     assert len(before) > 4 and snapshot() == before
     return caught.value
 
@@ -144,16 +145,16 @@ def test_a_refused_bundle_is_kept_for_other_limits(hard: Path, tmp_path: Path, m
     """The second call makes nothing; a call without a comparison takes it too; other settings begin anew."""
     bundle = tmp_path / "bundle"
     with pytest.raises(FidelityError) as first:
-        export(hard, None, bundle, precision="int8")
+        export(hard, None, bundle, Settings(precision="int8"))
     data = work_folder(bundle) / KEPT / REFUSED / "target" / "model.onnx.data"
     made = data.stat().st_ino, data.read_bytes()
     with monkeypatch.context() as patched:
         for name in ("build_graphs", "certified", "recorded_inputs"):
             patched.setattr(f"eagle_export.bundle.{name}", None)
         with pytest.raises(FidelityError, match="less closely than was asked for") as second:
-            export(hard, None, bundle, precision="int8", max_kl=1e-6)
+            export(hard, None, bundle, Settings(precision="int8", max_kl=1e-6))
         assert second.value.certificate == first.value.certificate and not bundle.exists()
-        done = export(hard, None, bundle, precision="int8", max_kl=100, min_agreement=0)
+        done = export(hard, None, bundle, Settings(precision="int8", max_kl=100, min_agreement=0))
     assert (done.manifest.certificate, read_manifest(bundle)) == (first.value.certificate, done.manifest)
     data = bundle / "target" / "model.onnx.data"
     assert (data.stat().st_ino, data.read_bytes()) == made
@@ -197,7 +198,9 @@ def test_a_layer_that_is_kept_wide_is_exact(hard: Path, tmp_path: Path, capsys: 
 @pytest.mark.parametrize("backend", ["cpu", "tensorrt"])
 def test_layers_are_kept_by_pattern(backend: str, plain: Path, tmp_path: Path) -> None:
     patterns = ["*.0.self_attn.[kv]_proj.*", "*.gate_proj.weight"]
-    done = export(plain, None, tmp_path / "b", precision="int4", backend=backend, keep=patterns, certify=False)
+    done = export(
+        plain, None, tmp_path / "b", Settings(precision="int4", backend=backend, keep=patterns, certify=False)
+    )
     wide = "kept in fp32" if backend == "cpu" else "kept in fp16"
     kept = {name for name, what in done.manifest.target.graph.recipe.items() if what == wide}
     layers = [f"model.layers.{layer}.mlp.gate_proj.weight" for layer in range(LAYERS)]
@@ -235,7 +238,7 @@ def test_what_cannot_be_compared_cannot_be_held_to_figures(
 ) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 1000)
     with pytest.raises(ExportError, match="cannot be held to an agreement or a KL: comparing takes"):
-        export(plain, None, tmp_path / "bundle", max_kl=1.0)
+        export(plain, None, tmp_path / "bundle", Settings(max_kl=1.0))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -324,5 +327,5 @@ def test_a_pair_is_held_to_the_limits_too(tmp_path: Path) -> None:
     outlier(tensors)
     save_file(tensors, target / "model.safetensors", {"format": "pt"})
     with pytest.raises(FidelityError, match=r"worst layers: lm_head\.weight \("):
-        export(target, GOLDEN / HEADS["eagle3"], tmp_path / "b", precision="int4")
+        export(target, GOLDEN / HEADS["eagle3"], tmp_path / "b", Settings(precision="int4"))
     assert sorted(path.name for path in tmp_path.iterdir()) == [".b.eagle-work", "target"]

@@ -32,6 +32,7 @@ from eagle_export.heads.eagle1 import PredictionHead
 from eagle_export.inspection.report import inspect
 from eagle_export.reading.families.source import load_source
 from eagle_export.recording.source_text import text_starts
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import DTYPE_BITS, read_manifest
 from eagle_runtime.drafting.head import Scratch
@@ -108,7 +109,7 @@ def bundle_of(checkpoint: Path) -> Callable[[str], Path]:
     def bundle(precision: str) -> Path:
         folder = checkpoint.with_name(precision)
         if not folder.exists():
-            export(checkpoint, checkpoint, folder, precision=precision, certify=False, draft_top_k=10)
+            export(checkpoint, checkpoint, folder, Settings(precision=precision, certify=False, draft_top_k=10))
         return folder
 
     return bundle
@@ -244,7 +245,7 @@ def test_drafts_of_mimo_equal_its_own_module(bundle_of: Callable[[str], Path], t
 def test_drafts_of_speculators_equal_its_own_module(qwen3: tuple[Path, Path], tmp_path: Path) -> None:
     """Queries and keys are normalised, and heads are wider than the model divided by their number."""
     target, head = qwen3
-    done = export(target, head, tmp_path / "bundle", certify=False, draft_top_k=10)
+    done = export(target, head, tmp_path / "bundle", Settings(certify=False, draft_top_k=10))
     source = Qwen3ForCausalLM.from_pretrained(target).eval()
     assert_drafts(done.bundle, source, SpeculatorsLayer(source.config, head))
 
@@ -526,7 +527,10 @@ def test_a_calibration_of_the_pair_serves_its_own_layer(
     data.write_text("".join(json.dumps({"ids": PROMPT * (2 + count)}) + "\n" for count in range(4)))
     calibrate(bundle_of("fp32"), tmp_path / "calibration", data=data, threads=1)
     done = export(
-        checkpoint, checkpoint, tmp_path / "bundle", calibration=tmp_path / "calibration", certify=False, **settings
+        checkpoint,
+        checkpoint,
+        tmp_path / "bundle",
+        Settings(calibration=tmp_path / "calibration", certify=False, **settings),
     )
     assert done.manifest.head is not None
     assert done.manifest.head.draft_vocab_size == settings.get("draft_vocab", 64)

@@ -29,6 +29,7 @@ from eagle_export.recipes.qdq import Int8Weights
 from eagle_export.recipes.smooth import Smooth
 from eagle_export.recipes.vocabulary import TrimVocabulary
 from eagle_export.recipes.weight_blocks import WeightBlocks, packed
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
 from onnx_session import open_model
@@ -267,7 +268,9 @@ def test_int8_takes_a_quarter_of_the_bytes(bundle_of: Callable[..., Path]) -> No
 
 def test_head_and_target_may_differ_in_precision(tmp_path: Path, prompts: list[list[int]]) -> None:
     bundle = tmp_path / "mixed"
-    done = export(GOLDEN / "target", GOLDEN / HEADS["eagle3"], bundle, precision="fp32", draft_precision="int8")
+    done = export(
+        GOLDEN / "target", GOLDEN / HEADS["eagle3"], bundle, Settings(precision="fp32", draft_precision="int8")
+    )
     assert done.manifest.precision == {"target": "fp32", "draft": "int8"}
     with EagleModel.load(bundle, threads=1) as model:
         eagle = model.generate(prompts[0], tree="dynamic", max_new_tokens=40)
@@ -277,7 +280,12 @@ def test_head_and_target_may_differ_in_precision(tmp_path: Path, prompts: list[l
 
 def test_an_fp16_target_and_a_quantised_head_do_not_mix(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="fp16 features"):
-        export(GOLDEN / "target", GOLDEN / HEADS["eagle3"], tmp_path / "b", precision="fp16", draft_precision="int8")
+        export(
+            GOLDEN / "target",
+            GOLDEN / HEADS["eagle3"],
+            tmp_path / "b",
+            Settings(precision="fp16", draft_precision="int8"),
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -288,9 +296,14 @@ def test_an_fp16_target_and_a_quantised_head_do_not_mix(tmp_path: Path) -> None:
 def test_only_quantised_targets_for_cpus_have_an_int8_cache(backend: str, precision: str, tmp_path: Path) -> None:
     says = f"a target in {precision} for backend {backend} keeps keys and values as it computes them; .* backend cpu"
     with pytest.raises(ExportError, match=says):
-        export(GOLDEN / "target", None, tmp_path / "b", precision=precision, backend=backend, cache_precision="int8")
+        export(
+            GOLDEN / "target",
+            None,
+            tmp_path / "b",
+            Settings(precision=precision, backend=backend, cache_precision="int8"),
+        )
     with pytest.raises(ExportError, match="no cache is kept in int4; choose int8"):
-        export(GOLDEN / "target", None, tmp_path / "b", precision="int8", cache_precision="int4")
+        export(GOLDEN / "target", None, tmp_path / "b", Settings(precision="int8", cache_precision="int4"))
     assert not list(tmp_path.iterdir())
 
 
@@ -299,7 +312,7 @@ def test_an_int8_cache_for_a_context_whose_sums_may_overflow_is_refused(tmp_path
     config = json.loads((tmp_path / "target/config.json").read_text())
     (tmp_path / "target/config.json").write_text(json.dumps({**config, "max_position_embeddings": MOST + 1}))
     with pytest.raises(ExportError, match=f"context of {MOST + 1} tokens, and an int8 cache holds {MOST} at most"):
-        export(tmp_path / "target", None, tmp_path / "b", precision="int8", cache_precision="int8")
+        export(tmp_path / "target", None, tmp_path / "b", Settings(precision="int8", cache_precision="int8"))
     assert LEVELS * LEVELS * MOST < 2**31 <= LEVELS * LEVELS * (MOST + 1)
 
 

@@ -24,6 +24,7 @@ from eagle_export.reading.families.registry import check_config, family_of, read
 from eagle_export.reading.families.source import load_source
 from eagle_export.reading.gguf.checkpoint import open_target
 from eagle_export.reading.reconcile import untied_note
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.files import MANIFEST_NAME
 from export_workplace import configure, make_target
@@ -47,7 +48,7 @@ def test_tied_by_the_config_and_stored_apart(tmp_path: Path) -> None:
     wrapped = shutil.copytree(plain, tmp_path / "wrapped")
     tensors = load_file(plain / "model.safetensors")
     save_file({f"_orig_mod.{name}": tensor for name, tensor in tensors.items()}, wrapped / "model.safetensors")
-    done = export(wrapped, None, tmp_path / "bundle", certify=False)
+    done = export(wrapped, None, tmp_path / "bundle", Settings(certify=False))
     assert any("'_orig_mod.'" in warning for warning in done.warnings)
     assert any("ties the LM head" in warning and LM_HEAD in warning for warning in done.warnings)
     with torch.no_grad():

@@ -16,10 +16,11 @@ from eagle_calib.folder import KEPT, WORK
 from eagle_export.base.errors import ExportError
 from eagle_export.base.resume import fingerprint
 from eagle_export.bundle import export
+from eagle_export.settings import Settings
 from export_workplace import make_target, spoil
 
-Settings = dict[str, Any]
-PLAIN: Settings = {"precision": "int4", "certify": False, "record": False}
+Given = dict[str, Any]
+PLAIN: Given = {"precision": "int4", "certify": False, "record": False}
 
 
 class Stopped(BaseException):
@@ -35,7 +36,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of an export that was not stopped."""
     bundle = tmp_path_factory.mktemp("whole") / "bundle"
-    export(target, None, bundle, **PLAIN)
+    export(target, None, bundle, Settings(**PLAIN))
     return contents(bundle)
 
 
@@ -77,7 +78,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, count: int, error: BaseException
 
 @pytest.mark.usefixtures("fresh_traces")
 def test_equal_exports_have_equal_bytes(target: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
-    export(target, None, tmp_path / "again", **PLAIN)
+    export(target, None, tmp_path / "again", Settings(**PLAIN))
     assert contents(tmp_path / "again") == whole
 
 
@@ -94,11 +95,11 @@ def test_a_stopped_export_goes_on(
     with monkeypatch.context() as patched:
         stop_after(patched, 7, error)
         with pytest.raises((Stopped, MemoryError, ExportError)):
-            export(target, None, bundle, **PLAIN)
+            export(target, None, bundle, Settings(**PLAIN))
     assert not bundle.exists()
     assert len((kept_of(bundle) / "target.journal").read_text().splitlines()) == 7
     written.clear()
-    export(target, None, bundle, **PLAIN)
+    export(target, None, bundle, Settings(**PLAIN))
     assert contents(bundle) == whole
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
     assert 0 < sum(written) < len(whole["target/model.onnx.data"]), "finished tensors were written again"
@@ -140,9 +141,9 @@ def test_damaged_leftovers_are_written_again(
     with monkeypatch.context() as patched:
         stop_after(patched, 9, Stopped())
         with pytest.raises(Stopped):
-            export(target, None, bundle, **PLAIN)
+            export(target, None, bundle, Settings(**PLAIN))
     damage(kept_of(bundle))
-    export(target, None, bundle, **PLAIN)
+    export(target, None, bundle, Settings(**PLAIN))
     assert contents(bundle) == whole
 
 
@@ -153,10 +154,10 @@ def test_another_source_or_setting_begins_anew(
     with monkeypatch.context() as patched:
         stop_after(patched, 9, Stopped())
         with pytest.raises(Stopped):
-            export(source, None, bundle, **PLAIN)
+            export(source, None, bundle, Settings(**PLAIN))
     stale = (kept_of(bundle) / "made_of.txt").read_text()
     written.clear()
-    export(source, None, bundle, precision="fp32", certify=False)
+    export(source, None, bundle, Settings(precision="fp32", certify=False))
     assert sum(written) == len((bundle / "target/model.onnx.data").read_bytes())
     config = json.loads((source / "config.json").read_text())
     before = fingerprint([source], {})
@@ -168,7 +169,7 @@ def test_another_source_or_setting_begins_anew(
 def test_an_error_of_the_input_leaves_nothing(tmp_path: Path) -> None:
     source = make_target(tmp_path / "source", spoil("model.layers.1.mlp.down_proj.weight", float("nan")))
     with pytest.raises(ExportError, match="is not finite"):
-        export(source, None, tmp_path / "bundle", **PLAIN)
+        export(source, None, tmp_path / "bundle", Settings(**PLAIN))
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
@@ -184,12 +185,12 @@ def test_a_shard_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(Path, "open", failing)
     with pytest.raises(ExportError, match=r"model.safetensors cannot be read \(Input/output error\)"):
-        export(source, None, tmp_path / "bundle", **PLAIN)
+        export(source, None, tmp_path / "bundle", Settings(**PLAIN))
     assert not (tmp_path / "bundle").exists()
 
 
 def test_the_published_weights_are_no_second_name_of_the_leftovers(target: Path, tmp_path: Path) -> None:
-    export(target, None, tmp_path / "bundle", **PLAIN)
+    export(target, None, tmp_path / "bundle", Settings(**PLAIN))
     assert (tmp_path / "bundle/target/model.onnx.data").stat().st_nlink == 1
 
 
@@ -197,12 +198,12 @@ def test_golden_pair_resumes_in_its_head_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: list[int]
 ) -> None:
     arguments = (GOLDEN / "target", GOLDEN / "head_eagle1")
-    export(*arguments, tmp_path / "whole", certify=False)
+    export(*arguments, tmp_path / "whole", Settings(certify=False))
     entries = len(written)
     with monkeypatch.context() as patched:
         stop_after(patched, entries - 2, Stopped())
         with pytest.raises(Stopped):
-            export(*arguments, tmp_path / "bundle", certify=False)
+            export(*arguments, tmp_path / "bundle", Settings(certify=False))
     assert (kept_of(tmp_path / "bundle") / "draft.journal").read_text()
-    export(*arguments, tmp_path / "bundle", certify=False)
+    export(*arguments, tmp_path / "bundle", Settings(certify=False))
     assert contents(tmp_path / "bundle") == contents(tmp_path / "whole")

@@ -28,6 +28,7 @@ from eagle_export.recipes.plan import apply, plan
 from eagle_export.recipes.routed_experts import RoutedExperts, mixtures
 from eagle_export.recording import recording, self_calibration
 from eagle_export.recording.layered_recording import observe_layers, texts_to_read
+from eagle_export.settings import Settings
 from eagle_runtime.base.tree import Tree
 from eagle_runtime.core.target import Target
 from eagle_runtime.opening.exact_rows import find_padding
@@ -152,7 +153,7 @@ def test_routed_equals_dense(precision: str, pair_of: Callable[[str], Pair], tmp
 def test_an_expert_without_rows_is_not_computed(pair_of: Callable[[str], Pair], tmp_path: Path) -> None:
     """A single row has CHOSEN experts in each layer, each with a padding row."""
     pair = pair_of("mixtral")
-    done = export(pair.target.folder, None, tmp_path / "bundle", certify=False)
+    done = export(pair.target.folder, None, tmp_path / "bundle", Settings(certify=False))
     assert not [line for line in done.warnings if "row" in line]
     path = tmp_path / "bundle/target/model.onnx"
     model = onnx.load(path)
@@ -196,7 +197,7 @@ def test_an_expert_is_recorded_with_the_rows_that_are_routed_to_it(
     windows = texts_to_read(text, texts, VOCAB, 256)
     whole = self_calibration.observe_source(pair.target.folder, text, texts).inputs
     layered = observe_layers(pair.target, windows, tmp_path / "inputs").inputs
-    done = export(pair.target.folder, None, tmp_path / "bundle", certify=False)
+    done = export(pair.target.folder, None, tmp_path / "bundle", Settings(certify=False))
     with observe.ObservingSession(tmp_path / "bundle/target/model.onnx", done.manifest.target.graph, 1) as session:
         for window in windows:
             Target(session, 256).prefill(window)
@@ -247,7 +248,9 @@ def test_a_stopped_export_goes_on(
     target = pair_of("olmoe").target.folder
 
     def exported(name: str) -> dict[str, str]:
-        return export(target, None, tmp_path / name, precision="int4", certify=False, calibrate=texts).manifest.files
+        return export(
+            target, None, tmp_path / name, Settings(precision="int4", certify=False, calibrate=texts)
+        ).manifest.files
 
     def refuse(*_: object) -> None:
         raise ExportError("comparing takes 40.0 GB of memory and 3.0 GB are free")
@@ -273,7 +276,7 @@ def test_a_stopped_export_goes_on(
 
 def test_other_backends_compute_all_experts_and_say_so(pair_of: Callable[[str], Pair], tmp_path: Path) -> None:
     folder = pair_of("mixtral").target.folder
-    done = export(folder, None, tmp_path / "bundle", precision="fp16", backend="tensorrt-rtx", certify=False)
+    done = export(folder, None, tmp_path / "bundle", Settings(precision="fp16", backend="tensorrt-rtx", certify=False))
     assert f"all {EXPERTS} experts of a layer are computed for every row" in str(done.warnings)
     assert len(mixtures(ir.load(tmp_path / "bundle/target/model.onnx"))) == LAYERS
 

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from conftest import HEADS
 from eagle_export.bundle import export
 from eagle_export.graphs.trace import OPSET
+from eagle_export.settings import Settings
 from eagle_export.tensorrt.build import Built, build_engines
 from eagle_export.tensorrt.engine_graphs import engine_graphs
 from eagle_export.tensorrt.network import Kernel, read_kernels
@@ -187,7 +188,7 @@ def test_multi_token_prediction(folder: Path) -> None:
     target = llama.write(
         folder / "target", llama.target() | {f"model.{name}": each for name, each in llama.mtp().items()}
     )
-    done = export(target, target, folder / "bundle", precision="fp16", certify=False)
+    done = export(target, target, folder / "bundle", Settings(precision="fp16", certify=False))
     assert done.manifest.head is not None and done.manifest.head.kind == "mtp"
     check_bundle(done.bundle)
 
@@ -197,7 +198,7 @@ def test_real_shape_eagle1(head_dim: int, folder: Path) -> None:
     llama = Llama(2, HEAD_COUNT, KV_HEADS, head_dim, INTERMEDIATE)
     target = llama.write(folder / "target", llama.target())
     head = Llama(1, HEAD_COUNT, KV_HEADS, head_dim, INTERMEDIATE).write(folder / "head", llama.eagle1())
-    check_bundle(export(target, head, folder / "bundle", precision="fp16", certify=False).bundle)
+    check_bundle(export(target, head, folder / "bundle", Settings(precision="fp16", certify=False)).bundle)
 
 
 @pytest.mark.slow
@@ -206,7 +207,9 @@ def test_real_shape_eagle3(folder: Path) -> None:
     llama, head = Llama(7, 8, 2, 128, 256), Llama(1, HEAD_COUNT, KV_HEADS, 128, INTERMEDIATE)
     target_folder = llama.write(folder / "target", llama.target())
     head_folder = head.write(folder / "head", head.eagle3(draft_vocab=VOCAB // 2))
-    check_bundle(export(target_folder, head_folder, folder / "bundle", precision="fp16", certify=False).bundle)
+    check_bundle(
+        export(target_folder, head_folder, folder / "bundle", Settings(precision="fp16", certify=False)).bundle
+    )
 
 
 @pytest.mark.slow
@@ -216,7 +219,7 @@ def test_engines_keep_every_weight_once(folder: Path) -> None:
     target_folder = llama.write(folder / "target", llama.target())
     head_folder = head.write(folder / "head", head.eagle3(draft_vocab=VOCAB // 2))
     bundle, table = folder / "bundle", VOCAB * HIDDEN * 2
-    export(target_folder, head_folder, bundle, precision="fp16", certify=False)
+    export(target_folder, head_folder, bundle, Settings(precision="fp16", certify=False))
     specs = {engine.name: engine.spec for engine in build_engines(bundle, "tensorrt-rtx", ["8.9"], context=1024).built}
     kept = {name: (bundle / name / "model.onnx.data").stat().st_size - table for name in ("target", "draft")}
     kept["draft"] += table // 2
@@ -267,7 +270,7 @@ def test_real_shape_block_heads(kind: str, folder: Path) -> None:
     said = {"architectures": ["DSparkDraftModel"], "target_layer_ids": [0, count - 2], "num_target_layers": count}
     said |= {"markov_rank": rank, "draft_vocab_size": VOCAB, "markov_head_type": "vanilla"} if rank else {}
     head = block.write(folder / "head", block.block(rank), **said | settings)
-    bundle = export(target, head, folder / "bundle", precision="fp16", certify=False).bundle
+    bundle = export(target, head, folder / "bundle", Settings(precision="fp16", certify=False)).bundle
     built = build_engines(bundle, "tensorrt-rtx", CAPABILITIES, context=1024)
     check_block_engines(built, read_manifest(bundle))
     for engine in built.built:

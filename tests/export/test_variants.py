@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from eagle_export.bundle import export
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.drafting.head import Scratch
 from fakes import observed
@@ -284,7 +285,7 @@ def test_bundle_equals_the_papers(name: str, tmp_path: Path) -> None:
     variant = VARIANTS[name]
     target = make_target(variant, tmp_path / "target")
     weights = make_head(variant, tmp_path / "head", target)
-    done = export(tmp_path / "target", tmp_path / "head", tmp_path / "bundle", draft_top_k=10, certify=False)
+    done = export(tmp_path / "target", tmp_path / "head", tmp_path / "bundle", Settings(draft_top_k=10, certify=False))
     assert done.manifest.head is not None
     assert done.manifest.head.kind == variant.kind
     assert done.manifest.head.taps == variant.taps

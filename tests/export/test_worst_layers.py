@@ -18,6 +18,7 @@ from eagle_export.graphs.weights import save
 from eagle_export.recipes.graph import linears
 from eagle_export.recipes.smooth import Smooth, factors_of
 from eagle_export.recording.continuations import continuations
+from eagle_export.settings import Settings
 from eagle_runtime.bundle.manifest import read_manifest
 from export_workplace import LAYERS, make_target
 
@@ -55,7 +56,7 @@ def test_a_layer_that_is_wrong_is_named_first(
         tensors[name] = tensors[name].roll(3, 1).contiguous()
 
     wrong = make_target(tmp_path / "wrong", shuffle)
-    export(wrong, None, tmp_path / "b", precision=precision, backend=backend, certify=False)
+    export(wrong, None, tmp_path / "b", Settings(precision=precision, backend=backend, certify=False))
     traced = "fp32" if backend == "cpu" else "fp16"
     layers = layers_of(build_graphs(open_pair(plain, None), traced, 1)["target"])
     assert len(layers) == 7 * LAYERS + 1 and [layer.name for layer in layers if layer.is_lm_head] == [LM_HEAD]
@@ -75,7 +76,7 @@ def test_layers_that_are_wrong_together_are_both_named(plain: Path, tmp_path: Pa
             tensors[name] = tensors[name].roll(3, 1).contiguous()
 
     wrong = make_target(tmp_path / "wrong", shuffle)
-    export(wrong, None, tmp_path / "b", certify=False)
+    export(wrong, None, tmp_path / "b", Settings(certify=False))
     layers = layers_of(build_graphs(open_pair(plain, None), "fp32", 1)["target"])
     worst = wrong_layers(tmp_path / "b", layers, plain)
     assert {each.layer.name for each in worst[:2]} == names
@@ -84,7 +85,7 @@ def test_layers_that_are_wrong_together_are_both_named(plain: Path, tmp_path: Pa
 def test_layers_that_were_scaled_are_not_taken_for_wrong(plain: Path, tmp_path: Path) -> None:
     """Smoothing moves factors from a layer's input into its weight, and from v_proj into o_proj: a layer's error is
     measured against its scaled weight."""
-    export(plain, None, tmp_path / "fp32", certify=False)
+    export(plain, None, tmp_path / "fp32", Settings(certify=False))
     assert calib_main([str(tmp_path / "fp32"), "-o", str(tmp_path / "c"), "--threads", "1", "--tokens", "200"]) == 0
     graph = build_graphs(open_pair(plain, None), "fp32", 1)["target"]
     layers = layers_of(graph)
@@ -113,7 +114,7 @@ def test_the_kl_of_an_exact_layer_is_that_of_a_bundle_that_keeps_it(plain: Path,
     layers = layers_of(build_graphs(open_pair(plain, None), "fp32", 1)["target"])
     errors = {}
     for folder, source in (("b", target), ("good", plain)):
-        export(source, None, tmp_path / folder, precision="int8-weight", certify=False)
+        export(source, None, tmp_path / folder, Settings(precision="int8-weight", certify=False))
         errors[folder] = wrong_layers(tmp_path / folder, layers, plain)
     by_name = {each.layer.name: each for each in errors["good"]}
     wrong, right = errors["b"][0], errors["good"][0]

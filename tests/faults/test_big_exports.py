@@ -16,6 +16,7 @@ from eagle_calib.folder import KEPT, WORK
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.commands.cli import main
+from eagle_export.settings import Settings
 from eagle_runtime import BundleError, EagleModel
 from export_workplace import configure, make_target
 from faults.forks import Forks, Kill
@@ -33,7 +34,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A target of two layers and its bundle in int4, whose inputs were recorded."""
     root = tmp_path_factory.mktemp("whole")
     target = make_target(root / "target")
-    export(target, None, root / "bundle", precision="int4", certify=False)
+    export(target, None, root / "bundle", Settings(precision="int4", certify=False))
     return target, root / "bundle"
 
 
@@ -125,5 +126,5 @@ def test_too_little_memory_is_said_before_any_work(tmp_path: Path, monkeypatch: 
     target = make_target(tmp_path / "target")
     monkeypatch.setattr("eagle_export.writing.requirement.free_memory", lambda: 10**8)
     with pytest.raises(ExportError, match=r"exporting takes 0.8 GB of memory and 0.1 GB are free; end other programs"):
-        export(target, None, tmp_path / "bundle", precision="int4", certify=False)
+        export(target, None, tmp_path / "bundle", Settings(precision="int4", certify=False))
     assert [path.name for path in tmp_path.iterdir()] == ["target"]

@@ -15,6 +15,7 @@ import pytest
 from ahead_writers import fitted_hydra, fitted_medusa, write_hydra, write_medusa
 from conftest import GOLDEN, load_trace
 from eagle_export.bundle import export
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.core.engines import Engines
 from studies.trials.adversarial import Campaign, Outcome, attack_bundle, main
@@ -41,7 +42,7 @@ def any_bundle_of(bundle_of: Callable[..., Path], tmp_path_factory: pytest.TempP
             head = write_medusa(folder / kind, fitted_medusa(target, texts(), 4))
         else:
             head = write_hydra(folder / kind, fitted_hydra(target, texts(), 4))
-        export(target, head, folder / f"{kind}-{precision}", precision=precision, certify=False, record=False)
+        export(target, head, folder / f"{kind}-{precision}", Settings(precision=precision, certify=False, record=False))
         return folder / f"{kind}-{precision}"
 
     return bundle

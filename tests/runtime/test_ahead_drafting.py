@@ -14,6 +14,7 @@ import pytest
 from ahead_writers import fitted_hydra, fitted_medusa, write_hydra, write_medusa
 from conftest import GOLDEN, load_trace
 from eagle_export.bundle import export
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.core.cache import NoRows
 from eagle_runtime.core.decoding_state import DecodingState
@@ -60,7 +61,7 @@ def ahead_model(ahead_folder: Path) -> Any:
     def model(kind: str, precision: str = "fp32") -> EagleModel:
         if (kind, precision) not in models:
             bundle = folder / f"{kind}-{precision}"
-            export(TARGET, heads[kind], bundle, precision=precision, certify=False, record=False)
+            export(TARGET, heads[kind], bundle, Settings(precision=precision, certify=False, record=False))
             models[kind, precision] = EagleModel.load(bundle, threads=1)
         return models[kind, precision]
 

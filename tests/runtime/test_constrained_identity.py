@@ -246,8 +246,11 @@ def test_drafts_change_no_token(golden_models: Callable[[str, str], EagleModel],
 def test_drafts_change_no_token_in_500_cases(tmp_path: Path, head: str, precision: str) -> None:
     """Of the pair in tools/demo_pair, whose tokens are pieces of words."""
     from eagle_export.bundle import export
+    from eagle_export.settings import Settings
 
-    export(PAIR / "target", PAIR / head, tmp_path / "bundle", precision=precision, certify=False, record=False)
+    export(
+        PAIR / "target", PAIR / head, tmp_path / "bundle", Settings(precision=precision, certify=False, record=False)
+    )
     with EagleModel.load(tmp_path / "bundle", threads=1) as model:
         finished, ties = check(model, some_cases(500), exact=precision == "int8")
     print(f"{precision}: 500 cases, {ties} ties, {finished} outputs finished")

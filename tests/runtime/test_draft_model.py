@@ -117,13 +117,14 @@ def random_bundle(folder: Path, vocab_size: int = 256) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from eagle_export.bundle import export
+    from eagle_export.settings import Settings
 
     config = json.loads((GOLDEN / "target" / "config.json").read_text())
     torch.manual_seed(3)
     small = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 48, "max_position_embeddings": 96}
     model = LlamaForCausalLM(LlamaConfig(**{**config, **small, "head_dim": 8, "vocab_size": vocab_size}))
     model.save_pretrained(folder / "model", safe_serialization=True)
-    export(folder / "model", None, folder / "bundle", certify=False)
+    export(folder / "model", None, folder / "bundle", Settings(certify=False))
     return folder / "bundle"
 
 

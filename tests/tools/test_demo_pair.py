@@ -16,6 +16,7 @@ from safetensors import safe_open
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from eagle_export.bundle import export
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.core.decoding_state import DecodingState
@@ -59,7 +60,7 @@ def test_it_is_small_and_in_fp16() -> None:
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """head -> bundle of the pair."""
     folder = tmp_path_factory.mktemp("demo")
-    return cache(lambda head: export(PAIR / "target", PAIR / head, folder / head, certify=False).bundle)
+    return cache(lambda head: export(PAIR / "target", PAIR / head, folder / head, Settings(certify=False)).bundle)
 
 
 def card(head: str, tree: str, temperature: int) -> float:
@@ -157,7 +158,7 @@ def test_grown_to_a_billion_parameters_it_says_and_drafts_the_same(
     for head in HEADS:
         taus = []
         grown = tmp_path / f"{head}.bundle"
-        export(tmp_path / "grown" / "target", tmp_path / "grown" / head, grown, certify=False)
+        export(tmp_path / "grown" / "target", tmp_path / "grown" / head, grown, Settings(certify=False))
         for drafted in (bundle(head), grown):
             tokens, passes = 0, 0
             with EagleModel.load(drafted, context=512) as model:

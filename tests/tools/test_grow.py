@@ -21,6 +21,7 @@ from eagle_export.graphs.eager import eager_head, eager_weights
 from eagle_export.graphs.pair import open_pair
 from eagle_export.heads.block import BlockHead, read_blocks
 from eagle_export.heads.reading import default_taps
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.core.generate import Cycle
 from eagle_tools.grow.axes import grown_taps, place_layers, shares
@@ -93,7 +94,7 @@ def test_exported_pair_decodes_and_drafts_the_same(
     model_of: Callable[..., EagleModel],
     prompts: list[list[int]],
 ) -> None:
-    export(grown_pair / "target", grown_pair / kind, tmp_path / "bundle", certify=False)
+    export(grown_pair / "target", grown_pair / kind, tmp_path / "bundle", Settings(certify=False))
 
     def decode(model: EagleModel, prompt: list[int]) -> tuple[tuple[int, ...], list[int]]:
         cycles: list[Cycle] = []
@@ -114,7 +115,12 @@ def test_heads_in_int4_draft_no_added_token(kind: str, tmp_path: Path) -> None:
     """Their activations are rounded to int8, in blocks or in all; the constant that keeps added tokens away stays."""
     shape = Shape(8, 512, 4, 2, 64, 480, vocab=5000, draft_vocab=3500)  # twice as wide, with more tokens
     grow(PAIR / "target", [PAIR / kind], tmp_path, shape, "fp32")
-    export(tmp_path / "target", tmp_path / kind, tmp_path / "bundle", precision="int4", certify=False, record=False)
+    export(
+        tmp_path / "target",
+        tmp_path / kind,
+        tmp_path / "bundle",
+        Settings(precision="int4", certify=False, record=False),
+    )
     prompt = json.loads((PAIR / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[0])["turns"][0]
     drafted: list[int] = []
     with EagleModel.load(tmp_path / "bundle", threads=1) as model:

@@ -238,8 +238,9 @@ def test_a_worker_reports_a_file_that_its_engine_cannot_load(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_the_command_compares_peers(tmp_path: Path, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from eagle_export.bundle import export
+    from eagle_export.settings import Settings
 
-    export(TARGET, None, tmp_path / "alone", certify=False)
+    export(TARGET, None, tmp_path / "alone", Settings(certify=False))
     prompts = ROOT / "tools" / "demo_pair" / "heldout.jsonl"
     limits = ["--count", "1", "--max-new-tokens", "8", "--threads", "1", "--methods", "vanilla"]
     peers = ["--vs-pytorch", str(TARGET), "--peer-rows", "--peer-folder", str(work), "--json"]
@@ -261,8 +262,9 @@ def test_the_command_compares_peers(tmp_path: Path, work: Path, capsys: pytest.C
 @pytest.mark.slow
 def test_precision_compares_peers(tmp_path: Path, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from eagle_export.bundle import export
+    from eagle_export.settings import Settings
 
-    export(TARGET, None, tmp_path / "alone", certify=False)
+    export(TARGET, None, tmp_path / "alone", Settings(certify=False))
     prompts = ROOT / "tools" / "demo_pair" / "heldout.jsonl"
     limits = ["--count", "1", "--max-new-tokens", "8", "--threads", "1", "--own-tokens", "100"]
     peers = ["--peer-target", str(TARGET), "--peer-folder", str(work), "-o", str(tmp_path / "out")]

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from ahead_writers import Hydra, embedding_of, medusa
 from conftest import GOLDEN, load_trace
 from eagle_export.bundle import export
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_train.ahead import ahead_objective, ahead_shape, new_heads
 from eagle_train.cli import main
@@ -55,7 +56,7 @@ def test_the_loss_falls_and_the_heads_draft(tmp_path: Path, data: Path, kind: st
     config = json.loads((head / "config.json").read_text())
     assert (config[f"{kind}_num_heads"], config[f"{kind}_num_layers"]) == (3, 1)
     assert set(load_file(head / f"{kind}_lm_head.safetensors")) == names_of(kind)
-    bundle = export(TARGET, head, tmp_path / "bundle", certify=False, record=False).bundle
+    bundle = export(TARGET, head, tmp_path / "bundle", Settings(certify=False, record=False)).bundle
     with EagleModel.load(bundle, threads=1) as model:
         prompt = load_trace("eagle2_tt16_d3_k4")["prompts"][0]["prompt_ids"]
         drafted = model.generate(prompt, tree="chain", total_token=4, max_new_tokens=32)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from conftest import GOLDEN, put_listed, put_tokenizer
 from eagle_export.bundle import export
 from eagle_export.graphs.pair import open_pair
+from eagle_export.settings import Settings
 from eagle_runtime import Drafter, EagleModel, SamplingParams
 from eagle_runtime.base.tree import Float, Tree, chain_of
 from eagle_runtime.bundle.manifest import HeadKind
@@ -120,7 +121,7 @@ def test_a_head_tuned_on_an_int8_target(
     assert changed == set(same) - {"d2t", "t2d"} - ({"fc.weight"} if kind == "eagle3" else set())
     lines = (tmp_path / "tuned" / "training" / "log.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["event"] for line in lines] == ["start", "step", "step", "step", "eval"]
-    export(TARGET, tmp_path / "tuned", tmp_path / "bundle", precision="int8", certify=False)
+    export(TARGET, tmp_path / "tuned", tmp_path / "bundle", Settings(precision="int8", certify=False))
     for file in ("target/model.onnx", "target/model.onnx.data"):
         assert (tmp_path / "bundle" / file).read_bytes() == (bundle / file).read_bytes()
     with EagleModel.load(tmp_path / "bundle", threads=1) as model:

@@ -23,6 +23,7 @@ from conftest import GOLDEN
 from eagle_calib.folder import claimed
 from eagle_export.bundle import export
 from eagle_export.graphs.pair import open_pair
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_train.cli import main
 from eagle_train.config import TrainConfig, TrainingJob
@@ -94,7 +95,7 @@ def log_of(head: Path) -> list[dict[str, Any]]:
 
 def decoded_tau(head: Path, bundle: Path, prompts: list[list[int]], tokens: int) -> float:
     """Tokens per target pass of the exported pair on the reference prompts, greedily, with the default tree."""
-    export(TARGET, head, bundle, certify=False)
+    export(TARGET, head, bundle, Settings(certify=False))
     new = passes = 0
     with EagleModel.load(bundle, threads=1) as model:
         for prompt in prompts:

@@ -58,6 +58,7 @@ def make_kit(folder: Path, target: Path, draft: Path, precisions: Sequence[str],
     """Make a kit of a pair in a new or empty folder. context: tokens that its engines serve."""
     from eagle_calib.calibrate import calibrate
     from eagle_export.bundle import export
+    from eagle_export.settings import Settings
     from eagle_export.tensorrt.build import build_engines
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,12 +67,12 @@ def make_kit(folder: Path, target: Path, draft: Path, precisions: Sequence[str],
         calibration = None
         if set(precisions) & {"int8", "fp8"}:
             plain, calibration = Path(scratch) / "fp32", Path(scratch) / "calibration"
-            export(target, draft, plain, certify=False)
+            export(target, draft, plain, Settings(certify=False))
             calibrate(plain, calibration)
         for precision in precisions:
             of = calibration if precision in ("int8", "fp8") else None
             bundle = folder / precision
-            export(target, draft, bundle, precision=precision, backend=BACKEND, calibration=of, certify=False)
+            export(target, draft, bundle, Settings(precision=precision, backend=BACKEND, calibration=of, certify=False))
             built = build_engines(bundle, BACKEND, context=context)
             served[precision] = built.engines.compute_capabilities
             libraries.add((built.engines.library, built.engines.library_version))

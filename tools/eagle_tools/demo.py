@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from eagle_export.bundle import export
+from eagle_export.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.app.result import Result
 from eagle_tools import toy_demo
@@ -54,7 +55,7 @@ def show(source: Path, head: Path | None, bundle: Path, console: Console) -> boo
     """Exports a chat model and its head, or the model alone, in int8, answers a question and compares speeds; returns
     whether drafts changed no output."""
     console.print(f"eagle-export {source.name}{'' if head is None else f' {head.name}'} -o {bundle.name} -p int8")
-    export(source, head, bundle, precision="int8")
+    export(source, head, bundle, Settings(precision="int8"))
     with EagleModel.load(bundle) as model:
         _answer(model, console)
         return _compare(model, source, console)

@@ -17,6 +17,8 @@ from eagle_runtime.commands.command import Listed, Parser, print_line, run_comma
 from eagle_runtime.machine.host import threads_allowed
 
 if TYPE_CHECKING:
+    from eagle_export.bundle import Exported
+    from eagle_export.settings import Settings
     from eagle_export.tensorrt.build import Built, BuiltEngine
 
 # The keys of recipes.plan.RECIPES and of its tables, without heavy imports; a test compares them.
@@ -49,7 +51,7 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Exports a bundle as the parsed arguments say, and prints a report on stdout."""
+    """Exports a bundle as the parsed arguments say, uploads it if they do, and prints a report on stdout."""
     from eagle_export.inspection.headers import fetched
     from eagle_export.reading.hub import make_repository, push
 
@@ -67,29 +69,9 @@ def run(args: argparse.Namespace) -> None:
         import torch
 
         torch.set_num_threads(most)
-    text = args.calibration if args.calibration is not None and args.calibration.is_file() else None
     started = time.perf_counter()
     try:
-        done = export(
-            target,
-            draft,
-            Path(args.output),
-            precision=args.precision,
-            draft_precision=args.draft_precision,
-            backend=args.backend,
-            draft_vocab=args.draft_vocab,
-            calibration=None if text is not None else args.calibration,
-            draft_top_k=args.head_top_k,
-            certify=args.certify,
-            min_agreement=args.min_agreement,
-            max_kl=args.max_kl,
-            keep=args.keep,
-            cache_precision=args.cache_precision,
-            calibrate=text,
-            record=args.record,
-            size=args.size,
-            sources=sources,
-        )
+        done = export(target, draft, Path(args.output), _settings(args), sources)
     except FidelityError as error:
         raise ExportError(error.with_options) from None
     commit = None if args.push is None else push(done.bundle, args.push)
@@ -101,34 +83,59 @@ def run(args: argparse.Namespace) -> None:
         from eagle_export.writing.automatic import table
 
         Console(width=120).print(table(done.sensitivities))
-    seconds = time.perf_counter() - started
-    head, certificate = done.manifest.head, done.manifest.certificate
     if args.json:
-        report = {
-            "bundle": str(done.bundle),
-            "commit": commit,
-            "head": head and head.kind,
-            "precision": done.manifest.precision,
-            "taps": head and head.taps,
-            "draft_vocab_size": head and head.draft_vocab_size,
-            "shared_weights": done.shared,
-            "bytes": done.size,
-            "seconds": round(seconds, 3),
-            "certificate": None if certificate is None else _figures(certificate),
-            "first_token_share": done.head_check and done.head_check.share,
-            "warnings": done.warnings,
-            "sensitivities": [dataclasses.asdict(each) for each in done.sensitivities],
-        }
-        print(json.dumps(report))
+        print(json.dumps(_bundle_report(done, commit, time.perf_counter() - started)))
         return
+    head = done.manifest.head
     first = "" if done.head_check is None else f", first drafted tokens right {done.head_check.share:.0%}"
     shared = f", shared by both graphs: {', '.join(done.shared) or 'nothing'}" if head else ""
     print(
         f"{args.output}: {head.kind if head else 'no draft'} head, {args.precision}, {done.size / 1e6:.1f} MB"
-        f"{shared}{_certified(certificate)}{first}"
+        f"{shared}{_certified(done.manifest.certificate)}{first}"
     )
     if commit is not None:
         print(f"{args.push}@{commit}")
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    from eagle_export.settings import Settings
+
+    text = args.calibration if args.calibration is not None and args.calibration.is_file() else None
+    return Settings(
+        precision=args.precision,
+        draft_precision=args.draft_precision,
+        backend=args.backend,
+        draft_vocab=args.draft_vocab,
+        calibration=None if text is not None else args.calibration,
+        draft_top_k=args.head_top_k,
+        certify=args.certify,
+        min_agreement=args.min_agreement,
+        max_kl=args.max_kl,
+        keep=args.keep,
+        cache_precision=args.cache_precision,
+        calibrate=text,
+        record=args.record,
+        size=args.size,
+    )
+
+
+def _bundle_report(done: Exported, commit: str | None, seconds: float) -> dict[str, object]:
+    head, certificate = done.manifest.head, done.manifest.certificate
+    return {
+        "bundle": str(done.bundle),
+        "commit": commit,
+        "head": head and head.kind,
+        "precision": done.manifest.precision,
+        "taps": head and head.taps,
+        "draft_vocab_size": head and head.draft_vocab_size,
+        "shared_weights": done.shared,
+        "bytes": done.size,
+        "seconds": round(seconds, 3),
+        "certificate": None if certificate is None else _figures(certificate),
+        "first_token_share": done.head_check and done.head_check.share,
+        "warnings": done.warnings,
+        "sensitivities": [dataclasses.asdict(each) for each in done.sensitivities],
+    }
 
 
 def run_engines(args: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ from eagle_export.recipes.plan import routes_experts
 
 
 def check_settings(pair: Pair, backend: str, cache_precision: str | None, draft_vocab: int | None) -> None:
-    """Raises ExportError for what a pair cannot have. cache_precision, draft_vocab: as for bundle.export."""
+    """Raises ExportError for what a pair cannot have. cache_precision, draft_vocab: as in Settings."""
     target, head = pair.target.folder, pair.head
     if cache_precision is not None and pair.context > MOST:
         raise ExportError(
