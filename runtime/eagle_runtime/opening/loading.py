@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal, cast
@@ -16,7 +17,7 @@ from eagle_runtime.base.backend_names import AUTO, BACKENDS, on_cpu
 from eagle_runtime.base.errors import BackendError, BundleError, RequestError
 from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
 from eagle_runtime.bundle.listed_files import verify_hashes
-from eagle_runtime.bundle.manifest import read_manifest
+from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.core.session import WarmedSession
 from eagle_runtime.drafting.cost_prior import prior_costs
 from eagle_runtime.drafting.cost_storage import file_name, open_costs
@@ -64,69 +65,87 @@ def open_bundle(
     check_name(backend)
     if check_hashes not in (True, False, "once"):
         raise RequestError(f"check_hashes is {short_repr(check_hashes)}, but must be True, False or 'once'")
-    progress = on_progress or (lambda stage, done, total: None)
-    verified: set[str] = set()
-    damage: list[BundleError] = []
-
-    def verify(name: str, report: Callable[[int, int], None] | None) -> None:
-        wanted = files_read(name, manifest) - verified if check_hashes else set()
-        try:
-            if wanted:
-                verify_hashes(folder, manifest, report, once=check_hashes == "once", names=wanted)
-        except BundleError as error:
-            damage.append(error)
-            raise
-        verified.update(wanted)
-
-    verify(BACKENDS[0], None)  # small files, which all backends read: where one differs, no backend is tried
-
-    def open_on(name: str) -> OpenBundle:
-        verify(name, partial(progress, "hash"))
-        progress("hash", 1, 1)
-        progress("load", 0, 1)
-        room = default_context(manifest, name, free_memory()) if context is None else context
-        with contextlib.ExitStack() as freed:  # if anything raises, such as a cache that does not fit
-            sessions = open_sessions(name, folder, manifest, room, SCRATCH, threads)
-            for session in sessions:
-                freed.callback(session.close)
-            if len(sessions) > 1:
-                check_head(sessions[1])
-            opened = bundle_of_sessions(folder, manifest, sessions, room, backend=name, threads=threads)
-            progress("load", 1, 1)
-            progress("warm", 0, 1)
-            _warm(opened, partial(progress, "warm"))
-            if on_cpu(name):
-                check = check_rows(cast(PaddedSession, sessions[0]), manifest, threads)
-                opened = dataclasses.replace(opened, row_check=check)
-            freed.pop_all()
-        return opened
-
+    opening = Opening(
+        folder, manifest, context, threads, check_hashes, on_progress or (lambda stage, done, total: None)
+    )
+    opening.verify(BACKENDS[0])  # small files, which all backends read: where one differs, no backend is tried
     try:
-        chosen = choose(backend, folder, manifest, open_on)
+        chosen = choose(backend, folder, manifest, opening.on)
     except BackendError as error:
-        raise (damage[0] if damage else error) from None  # a damaged file is the reason, whatever else was tried
+        raise (opening.damage[0] if opening.damage else error) from None  # whatever else was tried
     with contextlib.ExitStack() as freed:
         freed.callback(chosen.opened.engines.close)
-        times = facts_of_times(chosen.backend, chosen.opened.engines.sessions)
-        facts = [*manifest.files.values(), chosen.backend, *times, str(threads), str(chosen.opened.context)]
         if (problem := shortfall(manifest)) is not None:
             warnings.warn(f"{folder}: {problem}", FidelityWarning, stacklevel=3)
-        progress("warm", 1, 1)
         warning = notice(chosen, folder) if backend == AUTO else None
         if warning is not None:
             logging.getLogger(__name__).warning("%s", warning)
-        files = [folder / name for name in manifest.files]
         opened = dataclasses.replace(
             chosen.opened,
-            weight_bytes=sum(path.stat().st_size for path in files if path.suffix != ".json"),
             kv_budget=default_budget(chosen.opened) if kv_budget is None else kv_budget,
-            costs=open_costs(file_name(facts), partial(prior_costs, manifest, chosen.backend)),
-            ranks=Ranks(file_of(manifest.files.values())),
             passed_over=chosen.passed_over,
             notice=warning,
         )
         freed.pop_all()
     return opened
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A bundle whose engines are being started. context: None for what suits a backend. damage: errors of files that
+    are not what the manifest lists; verified: names of those that are."""
+
+    folder: Path
+    manifest: Manifest
+    context: int | None
+    threads: int | None
+    check_hashes: bool | Literal["once"]
+    progress: Progress
+    damage: list[BundleError] = field(default_factory=list)
+    verified: set[str] = field(default_factory=set)
+
+    def verify(self, backend: str, report: Callable[[int, int], None] | None = None) -> None:
+        """Compare the files that a backend reads with the manifest. Raises BundleError."""
+        wanted = files_read(backend, self.manifest) - self.verified if self.check_hashes else set()
+        try:
+            if wanted:
+                verify_hashes(self.folder, self.manifest, report, once=self.check_hashes == "once", names=wanted)
+        except BundleError as error:
+            self.damage.append(error)
+            raise
+        self.verified.update(wanted)
+
+    def on(self, backend: str) -> OpenBundle:
+        """Returns the bundle on a backend. Raises BundleError, BackendError; then nothing stays open."""
+        folder, manifest, progress = self.folder, self.manifest, self.progress
+        self.verify(backend, partial(progress, "hash"))
+        progress("hash", 1, 1)
+        progress("load", 0, 1)
+        context = default_context(manifest, backend, free_memory()) if self.context is None else self.context
+        with contextlib.ExitStack() as freed:  # if anything raises, such as a cache that does not fit
+            sessions = open_sessions(backend, folder, manifest, context, SCRATCH, self.threads)
+            for session in sessions:
+                freed.callback(session.close)
+            if len(sessions) > 1:
+                check_head(sessions[1])
+            opened = bundle_of_sessions(folder, manifest, sessions, context, backend=backend, threads=self.threads)
+            progress("load", 1, 1)
+            progress("warm", 0, 1)
+            _warm(opened, partial(progress, "warm"))
+            check = check_rows(cast(PaddedSession, sessions[0]), manifest, self.threads) if on_cpu(backend) else None
+            times = facts_of_times(backend, sessions)
+            facts = [*manifest.files.values(), backend, *times, str(self.threads), str(context)]
+            files = [folder / name for name in manifest.files]
+            opened = dataclasses.replace(
+                opened,
+                row_check=check,
+                weight_bytes=sum(path.stat().st_size for path in files if path.suffix != ".json"),
+                costs=open_costs(file_name(facts), partial(prior_costs, manifest, backend)),
+                ranks=Ranks(file_of(manifest.files.values())),
+            )
+            progress("warm", 1, 1)
+            freed.pop_all()
+        return opened
 
 
 def _warm(bundle: OpenBundle, report: Callable[[int, int], None]) -> None:
