@@ -67,26 +67,31 @@ def decode(
                     yield Piece(*released, parts=output.parts(released[0]))
                     times.elsewhere(left)
         figures = times.figures(lease.waited)
-        assert output.stop is not None
         released = output.release()
         parts = output.parts(released[0])
-        prompt = len(request.prompt), known()
-        seed, count = request.sampler.params.seed, len(output.token_ids)
-        usage = usage_of(request.method, seed, prompt, count, cycles, figures, request.lookahead)
-        if (predicted := request.predicted) is not None:
-            predicted.follow([*request.prompt, *output.token_ids])
-            usage = replace(usage, prediction_accepted=predicted.accepted, prediction_rejected=predicted.rejected)
-        usage = replace(usage, accepted_per_draft=tuple(request.draft_accepted))
-        text = output.text if request.has_text else None
-        message = None if request.reader is None else output.message
-        ids, reason = tuple(output.token_ids), output.finish_reason
-        result = Result(text, ids, reason, output.stop, usage, message)
+        result = _result(request, output, cycles, figures, known())
     finally:
         if output.stop is None:  # the turn was left early
             output.finish("cancelled")
             output.parts(output.release()[0])
         state.end(output, result)
     yield Piece(*released, result, parts)
+
+
+def _result(
+    request: Request, output: Output, cycles: list[Cycle], figures: tuple[float, float, float], known: int
+) -> Result:
+    """The result of an answer that has ended. figures: seconds, as in usage_of; known: as in decode, of now."""
+    assert output.stop is not None
+    prompt, seed = (len(request.prompt), known), request.sampler.params.seed
+    usage = usage_of(request.method, seed, prompt, len(output.token_ids), cycles, figures, request.lookahead)
+    usage = replace(usage, accepted_per_draft=tuple(request.draft_accepted))
+    if (predicted := request.predicted) is not None:
+        predicted.follow([*request.prompt, *output.token_ids])
+        usage = replace(usage, prediction_accepted=predicted.accepted, prediction_rejected=predicted.rejected)
+    text = output.text if request.has_text else None
+    message = None if request.reader is None else output.message
+    return Result(text, tuple(output.token_ids), output.finish_reason, output.stop, usage, message)
 
 
 def _add(cycle: Cycle, request: Request, output: Output) -> None:
