@@ -72,8 +72,8 @@ class OneNode:
     model: bytes
     session: Any
 
-    def run(self, names: None, feeds: dict[str, Array]) -> list[Array]:
-        """All outputs."""
+    def run(self, names: list[str] | None, feeds: dict[str, Array]) -> list[Array]:
+        """The outputs of these names; None for all."""
         outputs: list[Array] = self.session.run(names, feeds)
         return outputs
 

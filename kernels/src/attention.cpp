@@ -36,7 +36,8 @@ struct Text {
 constexpr int64_t MOST_TEXTS = 64;
 thread_local Text texts[MOST_TEXTS];
 thread_local int64_t text_count = 0;
-thread_local bool writes_rows = false;
+constexpr int ONLY_THERE = 2;
+thread_local int writes_rows = 0;  // see eagle_write_rows
 
 struct Heads {
   int64_t heads = 0, kv_heads = 0, width = 0, window = 0;
@@ -155,6 +156,12 @@ ort::Status read(const Heads& node, Pass* pass, Attention* job, const float** ma
   *mask = static_cast<const float*>(tree.data);
   const int64_t out[3] = {1, rows, node.heads * D}, rows_out[4] = {1, rows, node.kv_heads, j.row};
   RETURN_IF_ERROR(pass->output(0, out, 3, &j.out));
+  if (writes_rows == ONLY_THERE && !by_rows) {
+    const size_t count = static_cast<size_t>(rows * node.kv_heads * j.row);
+    j.new_keys = reinterpret_cast<float*>(pass->memory_at(&pass->rows, 2 * count * sizeof(float)));
+    j.new_values = j.new_keys + count;
+    return j.new_keys == nullptr ? ort::error(NO_MEMORY) : nullptr;
+  }
   RETURN_IF_ERROR(pass->output(1, rows_out, 4, &j.new_keys));
   return pass->output(2, rows_out, 4, &j.new_values);
 }
@@ -334,7 +341,7 @@ ort::Status plan(const void* what, Pass* pass) {
     const Seen& own = seen.texts[i];
     j = all;
     if (several) RETURN_IF_ERROR(narrow_to(own, i, node, &j));
-    j.writes = writes_rows && j.value_piece > 0;
+    j.writes = writes_rows != 0 && j.value_piece > 0;
     if (j.writes && j.committed + j.rows > j.columns)
       return ort::error("ExactTreeAttention: the cache has no columns for the new rows");
     j.chain = own.chain, j.longest = own.longest, j.seen = own.seen, j.first = own.first;
@@ -402,6 +409,7 @@ EXPORTED int eagle_next_pass(const int64_t* numbers, int64_t count) {
   return 0;
 }
 
-// 1: passes of this thread write new keys and values into caches that keep heads apart, after the committed columns; 0:
-// they leave caches alone, as graphs do. Whoever asks for it owns that memory, and has columns for the rows.
-EXPORTED void eagle_write_rows(int on) { eagle::writes_rows = on != 0; }
+// 1: passes of this thread write new keys and values into caches that keep heads apart, after the committed columns; 2:
+// there alone, and do not compute these outputs; 0: they leave caches alone, as graphs do. Whoever asks for it owns that
+// memory, and has columns for the rows.
+EXPORTED void eagle_write_rows(int where) { eagle::writes_rows = where; }

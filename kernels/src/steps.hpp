@@ -55,7 +55,7 @@ struct Pass {
     size_t size;
   };
   Place* places = nullptr;  // of values that only steps see
-  Place work{};             // of what a step needs until it ends
+  Place work{}, rows{};     // of what a step needs until it ends; of new keys and values that only the cache keeps
   Phase* phases = nullptr;
   int64_t count = 0;  // of phases
   size_t scratch = 0;

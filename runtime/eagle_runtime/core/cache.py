@@ -297,6 +297,7 @@ class HeadMajorCache(Cache):
         self._reallocate(min(FIRST, self._most))
         of_rows = dtypes if written is None else [np.dtype(one) for one in written]
         self.new_rows = NewRows(layers, self._shapes, of_rows) if new_rows is None else new_rows
+        self.written, self.new = self.new_rows.of(0)
         self._show(0)
         self.expect(0)
 
@@ -335,7 +336,8 @@ class HeadMajorCache(Cache):
         """Give `written` the size that a forward pass over `rows` rows needs, and `arrays` a column at least."""
         if self.columns == 0:
             self._lay_out(1)
-        self.written, self.new = self.new_rows.of(rows)
+        if not self.in_place:
+            self.written, self.new = self.new_rows.of(rows)
 
     def make_room(self, rows: int) -> None:
         """Have columns for `rows` rows that a pass is about to put there, if it does."""

@@ -28,6 +28,7 @@ EXACT_BYTES = "session.x64quantprecision"
 DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
 DTYPES |= {"tensor(int64)": "int64", "tensor(int8)": "int8", "tensor(uint8)": "uint8"}
 MOST_BOUND = 64  # rows of passes that are bound apart: those of all trees that costs size
+IN_CACHE = 2  # where native operators write new rows (ort.texts)
 
 
 @dataclass(slots=True)
@@ -239,7 +240,7 @@ class OrtSession(BoundSession):
         if self._announce is None:
             run_graph(self._session, self._bound.binding)
             return results
-        self._announce.write_rows(cache.in_place)
+        self._announce.write_rows(IN_CACHE if cache.in_place else 0)
         try:
             run_graph(self._session, self._bound.binding)
         finally:
@@ -260,7 +261,7 @@ class OrtSession(BoundSession):
     def _bind_head_major(self, cache: HeadMajorCache, rows: int) -> None:
         """Bind the cache and the place of `rows` new rows, unless the same are bound already."""
         cache.expect(rows)
-        arrays, new, count, bound = cache.arrays, cache.written, len(cache.arrays), self._bound
+        arrays, count, bound = cache.arrays, len(cache.arrays), self._bound
         if (past := cache.past) != bound.past:
             bound.past = ()  # as in _feed
             for index, (name, spec) in enumerate(zip(self._past_names, self._past_specs, strict=True)):
@@ -268,6 +269,9 @@ class OrtSession(BoundSession):
                 shape = [cache.columns if isinstance(size, str) else size for size in spec.shape]
                 bound.binding.bind_input(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
             bound.past = past
+        if cache.in_place:  # operators write them to the cache alone
+            return
+        new = cache.written
         if (place := cache.new) != bound.new:
             bound.new = ()
             for index, name in enumerate(self._new_names):

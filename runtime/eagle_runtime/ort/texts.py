@@ -17,7 +17,8 @@ class Announcement:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         """Raises AttributeError for a library without them."""
-        self.write_rows: Any = library.eagle_write_rows  # of 1: passes append rows to caches; of 0: they do not
+        # of 2: passes append rows to caches that keep heads apart, and have no outputs of them; of 0: they do not
+        self.write_rows: Any = library.eagle_write_rows
         self.write_rows.argtypes, self.write_rows.restype = [ctypes.c_int], None
         self._call: Any = library.eagle_next_pass
         self._call.argtypes, self._call.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int
