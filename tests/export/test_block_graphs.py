@@ -64,9 +64,14 @@ def test_the_graphs_draft_what_the_producers_module_drafts(
                 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
-@pytest.mark.parametrize("write", [deepspec, eagle_train], ids=["deepspec", "eagle_train"])
+PUBLISHED = [(write, precision) for write in (deepspec, eagle_train) for precision in ("int8", "fp32", "int4")]
+
+
+@pytest.mark.parametrize(
+    ("write", "precision"),
+    [pytest.param(*one, marks=[pytest.mark.slow] if one is not PUBLISHED[0] else []) for one in PUBLISHED],
+    ids=[f"{write.__name__}-{precision}" for write, precision in PUBLISHED],
+)
 def test_a_published_head_is_certified_and_lossless(write: Callable[[], Head], precision: str, tmp_path: Path) -> None:
     target = Path(shutil.copytree(TARGET, tmp_path / "target"))
     shutil.copyfile(GOLDEN / "byte_tokenizer.json", target / "tokenizer.json")

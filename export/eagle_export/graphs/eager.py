@@ -108,8 +108,8 @@ def read_block_rows(head: BlockHead, config: HeadConfig, tokens: Tensor, hidden:
     """Returns the logits [A, D, Vd] of the D drafted positions of blocks after the tokens at `roots` [A], with the
     transitions of the tokens that do follow.
 
-    tokens [T]; hidden: the target's hidden states [1, T, H]. Positions after the text's end are drafted given its last
-    token."""
+    tokens [T]; hidden: the target's hidden states [1, R, H] of the first R rows, all before the last root. Positions
+    after the text's end are drafted given its last token."""
     assert config.block is not None
     taps = [hidden[tap] for tap in config.taps]
     rows = read_blocks(head, config, tokens[None], taps, hidden[-1], roots[None])[0]

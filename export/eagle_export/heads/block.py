@@ -163,11 +163,12 @@ def read_blocks(
     """Drafts after many tokens of a text in one pass, as decoding drafts after one: a block sees what is known of the
     target before its root.
 
-    ids [b,T]; taps: the target's hidden states [b,T,H], in order; last [b,T,H]: those after its last norm; roots [b,A]:
-    positions, from 1 on. Returns hidden [b,A,B,H]."""
+    ids [b,T]; taps: the target's hidden states [b,R,H], in order, of the first R rows, which are all before the last
+    root; last [b,R,H]: those after its last norm; roots [b,A]: positions, from 1 on. Returns hidden [b,A,B,H]."""
     assert config.block is not None
     batch, count, size, device = *roots.shape, config.block.size, ids.device
-    past = head.key_values(taps, torch.arange(ids.shape[1], device=device)[None])
+    rows_read = torch.arange(last.shape[1], device=device)
+    past = head.key_values(taps, rows_read[None])
     offsets = torch.arange(size, device=device)
     tokens = ids.new_full((batch, count, size), config.block.mask_id or 0)
     tokens[:, :, 0] = ids.gather(1, roots)
@@ -177,7 +178,7 @@ def read_blocks(
     if config.state_size:
         states = last.gather(1, (roots - 1)[..., None].expand(-1, -1, config.state_size))
         embedded = head.input_fc(torch.cat([embedded, states[:, :, None].expand(-1, -1, size, -1)], -1))
-    before = torch.arange(ids.shape[1], device=device) < roots[..., None]  # [b,A,T]
+    before = rows_read < roots[..., None]  # [b,A,R]
     own = torch.ones(size, size, dtype=torch.bool, device=device)
     own = torch.kron(torch.eye(count, dtype=torch.bool, device=device), own.tril() if config.block.causal else own)
     seen = torch.cat([before.repeat_interleave(size, 1), own.expand(batch, -1, -1)], -1)
