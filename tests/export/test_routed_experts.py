@@ -208,7 +208,8 @@ def test_an_expert_is_recorded_with_the_rows_that_are_routed_to_it(
     assert sum(whole[name].rows for name in experts if "up_proj" in name) == LAYERS * CHOSEN * total
     for name in experts:
         one, seen = whole[name], graph[name]
-        np.testing.assert_array_equal(one.sample, layered[name].sample)
+        # In fp16, of sums in another order: packed weights are those of the whole model alone.
+        np.testing.assert_allclose(one.sample, layered[name].sample, rtol=2.0**-9, atol=1e-4)
         assert one.rows == layered[name].rows and 0 <= seen.rows - one.rows <= len(windows)  # a padding row per pass
         np.testing.assert_allclose(seen.channel_absmax, one.channel_absmax, rtol=1e-4)
         for row in one.sample:

@@ -38,7 +38,7 @@ def column_importance(
 
     layers: names and torch.nn.Linear of the model, a transformers one. windows: texts. report: called with how many
     have been read."""
-    squares = {name: torch.zeros(layer.weight.shape[0]) for name, layer in layers}
+    squares = {name: torch.zeros(layer.out_features) for name, layer in layers}
     inputs = dict.fromkeys(squares, 0.0)  # sums of squares
     generator = torch.Generator().manual_seed(SEED)
 
@@ -66,7 +66,7 @@ def column_importance(
             for hook in hooks:
                 hook.remove()
     return {
-        name: (squares[name] * layer.weight.detach().float().square().sum(1)).numpy()
+        name: (squares[name] * torch.linalg.vector_norm(layer.weight.detach().float(), dim=1).square()).numpy()
         * np.float32(0.5 / (DRAWS * max(inputs[name], 1e-20)))
         for name, layer in layers
     }
