@@ -378,7 +378,7 @@ def test_llama_cpp_chooses_the_same_tokens(tmp_path: Path, kind: str) -> None:
             prompt = json.loads(line)["turns"][0]
             ids = model.text.encode(prompt)
             assert ids == vocabulary.tokenize(prompt.encode(), add_bos=False, special=True)
-            tokens = list(model.generate(ids, max_new_tokens=48).token_ids)
+            tokens = list(model.generate(ids, max_new_tokens=48, temperature=0).token_ids)
             logits = np.concatenate(list(theirs.score([*ids, *tokens])))
             same.append(logits[len(ids) - 1 : -1].argmax(-1) == tokens)
     share = float(np.concatenate(same).mean())
