@@ -81,7 +81,7 @@ test: lint
 
 # What takes long beside what is like it (tests/slow.txt), and what takes minutes each: some hours in all.
 test-slow: setup
-	$(PYTEST) -m "slow and not gpu and not emulated"
+	$(PYTEST) -m "slow and not gpu and not emulated" $(PART)
 
 # All of it as on a processor with AVX2 alone, at full speed (tools/eagle_tools/as_avx2.py); there it is `make test`.
 test-avx2: lint
