@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
@@ -121,18 +122,21 @@ def export(
     bundle: Path,
     settings: Settings | None = None,
     sources: Mapping[str, str] | None = None,
+    **changed: Any,
 ) -> Exported:
     """Exports a target (a Hugging Face folder or a GGUF file) and a head (a folder) as a bundle folder.
 
-    draft: None for the target alone. settings: None for Settings(), in fp32. sources: for the manifest, models of the
-    hub that the folders are copies of -> their commits (fetch.fetched).
+        export(target, None, bundle, precision="int4", max_kl=0.1)
+
+    draft: None for the target alone. settings: None for Settings(), in fp32. changed: fields that differ from these.
+    sources: for the manifest, models of the hub that the folders are copies of -> their commits (fetch.fetched).
 
     An existing bundle, with the engines built from it, is replaced at the end; a folder with other files is refused.
     Raises ExportError (FidelityError for a bundle outside its limits), CalibrationError or FolderError. Then no files
     are left, but for a bundle outside its limits: it stays in a hidden folder next to its place, and the same call with
     other limits writes it in seconds. When interrupted, or where the disk is full, finished work stays there too, from
     which the same call goes on (resume.py)."""
-    order = Order.of(settings or Settings(), head=draft is not None)
+    order = Order.of(replace(settings or Settings(), **changed), head=draft is not None)
     required = order.required if order.settings.certify else None
     bundle = bundle.absolute()
     with disk_errors(bundle):
