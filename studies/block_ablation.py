@@ -31,7 +31,7 @@ from typing import Any
 from safetensors import safe_open
 
 from eagle_export.bundle import export
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import Parser

@@ -20,7 +20,7 @@ import numpy as np
 
 from eagle_export.bundle import export
 from eagle_export.graphs.pair import open_pair
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import Parser

@@ -179,7 +179,7 @@ def bundle_of(shared: Path) -> Callable[..., Path]:
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 from eagle_export.bundle import export
-                from eagle_export.settings import Settings
+                from eagle_export.writing.settings import Settings
 
                 head = (
                     None
@@ -251,7 +251,7 @@ def text_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tokenizers import Tokenizer
 
     from eagle_export.bundle import export
-    from eagle_export.settings import Settings
+    from eagle_export.writing.settings import Settings
 
     folder = tmp_path_factory.mktemp("text")
     target = shutil.copytree(GOLDEN / "target", folder / "target")

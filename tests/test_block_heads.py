@@ -22,7 +22,7 @@ from eagle_export.bundle import export
 from eagle_export.graphs.eager import eager_head, eager_weights, read_block_rows
 from eagle_export.graphs.pair import open_pair
 from eagle_export.heads.block import BlockHead
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import EagleWarning
 from eagle_runtime.base.tree import node_depths

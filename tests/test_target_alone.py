@@ -20,7 +20,7 @@ from eagle_export.bundle import export
 from eagle_export.checking.certificate import compare_with_source
 from eagle_export.commands.cli import main as export_main
 from eagle_export.reading.checkpoint import open_checkpoint
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest

@@ -13,7 +13,7 @@ import torch
 from eagle_export.bundle import export
 from eagle_export.graphs import trace
 from eagle_export.graphs.pair import Pair, _draft_module, _target_module, open_pair
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from export_workplace import make_target
 from trace_memory import TraceMemory, UndescribedError, describe, describe_module
 

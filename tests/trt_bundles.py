@@ -79,7 +79,7 @@ def quantised_bundle_of(
     def bundle(kind: str, precision: str) -> Path:
         def make(folder: Path) -> None:
             from eagle_export.bundle import export
-            from eagle_export.settings import Settings
+            from eagle_export.writing.settings import Settings
 
             export(
                 GOLDEN / "target",

@@ -39,12 +39,12 @@ from eagle_export.recipes.plan import AUTO, Passes, Plan, apply, routes_experts
 from eagle_export.recording.recording import OtherHalf, Way, how_to_record, other_half, recorded_inputs
 from eagle_export.recording.self_calibration import KEPT, LENGTH
 from eagle_export.recording.source_text import Asked
-from eagle_export.settings import Order, Settings
 from eagle_export.writing.automatic import Sensitivity, choose, foreseen_kl, plan_after, smoothed_first
 from eagle_export.writing.bar import Bar, bar
 from eagle_export.writing.listing import GRAPH_FILES, NATIVE_FILES, graph_specs, manifest_of, shared_weights
 from eagle_export.writing.pair_checks import check_settings, notes_on
 from eagle_export.writing.requirement import NOTABLE, requirement_of
+from eagle_export.writing.settings import Order, Settings
 from eagle_runtime.bundle.fidelity import shortfall
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Manifest
 from eagle_runtime.commands.command import print_line

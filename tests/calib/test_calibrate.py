@@ -25,7 +25,7 @@ from eagle_calib.observe import SAMPLE_ROWS, InputStatistics, ObservingSession, 
 from eagle_calib.texts import read_windows
 from eagle_export.bundle import export
 from eagle_export.recipes.graph import linears
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, GraphSpec, read_manifest

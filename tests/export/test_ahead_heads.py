@@ -27,7 +27,7 @@ from eagle_export.graphs.pair import build_graphs, open_pair
 from eagle_export.graphs.weights import save
 from eagle_export.inspection.report import inspect
 from eagle_export.reading.families.source import load_source
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 
 TARGET = GOLDEN / "target"
 WIDTH, VOCAB, HEADS, TOP_K = 64, 256, 3, 8

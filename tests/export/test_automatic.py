@@ -29,8 +29,8 @@ from eagle_export.recipes.embedding import EmbeddingBlocks
 from eagle_export.recipes.graph import linears
 from eagle_export.recipes.plan import INT4, INT8
 from eagle_export.recording.self_calibration import KEPT, observe_source
-from eagle_export.settings import Settings
 from eagle_export.writing.automatic import Option, Sensitivity, chosen
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.text.tokenizer import Text

@@ -16,7 +16,7 @@ import pytest
 from block_writers import RECORDED, deepspec, dflash, eagle_train, jetspec, speculators_dspark
 from conftest import BLOCKS, GOLDEN
 from eagle_export.bundle import export
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.drafting.block_head import BlockHead
 from head_writers import TARGET, Head

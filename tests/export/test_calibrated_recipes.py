@@ -36,7 +36,7 @@ from eagle_export.recipes.plan import apply, plan
 from eagle_export.recipes.qdq import Int8Static, best_range, simulated_static
 from eagle_export.recipes.smooth import FACTORS, Smooth, channel_sizes, factors_of, groups, inputs_of
 from eagle_export.recipes.weight_blocks import WeightBlocks
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.tree import Tree
 from eagle_runtime.bundle.manifest import Manifest, read_manifest

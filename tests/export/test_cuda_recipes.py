@@ -15,7 +15,7 @@ from eagle_calib.replay import forced_logits
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.recipes.plan import plan
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import GraphSpec, read_manifest
 from eagle_runtime.ort.cuda import SHAPES

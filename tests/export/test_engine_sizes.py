@@ -19,9 +19,9 @@ from torch import Tensor
 from eagle_calib.calibration import Input, Observed, Source, Tokens, write_calibration
 from eagle_export.bundle import export
 from eagle_export.reading.checkpoint import EMBEDDING
-from eagle_export.settings import Settings
 from eagle_export.tensorrt.build import Built, build_engines
 from eagle_export.tensorrt.precision import default_capabilities
+from eagle_export.writing.settings import Settings
 from eagle_runtime.bundle.graph import GraphSpec
 from eagle_runtime.bundle.manifest import DTYPE_BITS, read_manifest
 from grow import write_folder

@@ -22,9 +22,9 @@ from conftest import HEADS
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.commands.cli import LIBRARIES, main
-from eagle_export.settings import Settings
 from eagle_export.tensorrt import build as module
 from eagle_export.tensorrt.build import build_engines, profiles_of
+from eagle_export.writing.settings import Settings
 from eagle_runtime import BackendError
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.listed_files import verify_hashes

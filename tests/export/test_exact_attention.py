@@ -15,7 +15,7 @@ from conftest import needs_operators
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.recipes.attention import ExactAttention
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.tree import MAX_DEPTH, Tree
 from eagle_runtime.bundle.manifest import read_manifest

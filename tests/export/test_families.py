@@ -31,7 +31,7 @@ from eagle_export.recipes.plan import INT8
 from eagle_export.recipes.smooth import Smooth, groups
 from eagle_export.recipes.weight_blocks import simulated_blocks
 from eagle_export.recording.layered import LayeredModel
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.tree import Tree
 from eagle_runtime.bundle.manifest import read_manifest

@@ -13,7 +13,7 @@ import torch
 
 from eagle_export.bundle import export
 from eagle_export.reading.families.registry import FAMILIES
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from trt_network import TARGET_SIZES, Network
 

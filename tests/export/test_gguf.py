@@ -24,7 +24,7 @@ from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_export.reading.families.registry import FAMILIES
 from eagle_export.reading.families.source import load_source
 from eagle_export.reading.gguf.checkpoint import open_gguf
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 
 gguf = pytest.importorskip("gguf")

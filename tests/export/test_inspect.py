@@ -68,7 +68,7 @@ def test_sizes_are_those_of_exports(bundle_of: Callable[..., Path], kind: str, p
 )
 def test_sizes_of_the_demo_pair(backend: str, precision: str, tmp_path: Path) -> None:
     from eagle_export.bundle import export
-    from eagle_export.settings import Settings
+    from eagle_export.writing.settings import Settings
 
     pair = DEMO / "target", DEMO / "eagle3", tmp_path / "pair"
     export(*pair, Settings(precision=precision, backend=backend, certify=False, record=False))

@@ -18,7 +18,7 @@ from eagle_export.graphs.pair import open_pair
 from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_export.recording.layered_recording import observe_layers, texts_to_read
 from eagle_export.recording.self_calibration import observe_source
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime.text.tokenizer import Text
 from mtp_writers import mimo, random_layer, read_folder
 

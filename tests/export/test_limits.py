@@ -37,7 +37,7 @@ from eagle_export.checking.limits import (
 )
 from eagle_export.commands.cli import BACKENDS, PRECISIONS, main
 from eagle_export.recipes.plan import RECIPES
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel, FidelityWarning
 from eagle_runtime.bundle.manifest import Certificate, Limits, read_manifest
 from eagle_runtime.commands.cli import main as run_main

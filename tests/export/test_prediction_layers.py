@@ -32,7 +32,7 @@ from eagle_export.heads.eagle1 import PredictionHead
 from eagle_export.inspection.report import inspect
 from eagle_export.reading.families.source import load_source
 from eagle_export.recording.source_text import text_starts
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import DTYPE_BITS, read_manifest
 from eagle_runtime.drafting.head import Scratch

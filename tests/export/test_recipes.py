@@ -29,7 +29,7 @@ from eagle_export.recipes.qdq import Int8Weights
 from eagle_export.recipes.smooth import Smooth
 from eagle_export.recipes.vocabulary import TrimVocabulary
 from eagle_export.recipes.weight_blocks import WeightBlocks, packed
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
 from onnx_session import open_model

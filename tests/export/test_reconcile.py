@@ -24,7 +24,7 @@ from eagle_export.reading.families.registry import check_config, family_of, read
 from eagle_export.reading.families.source import load_source
 from eagle_export.reading.gguf.checkpoint import open_target
 from eagle_export.reading.reconcile import untied_note
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.files import MANIFEST_NAME
 from export_workplace import configure, make_target

@@ -16,7 +16,7 @@ from eagle_calib.folder import KEPT, WORK
 from eagle_export.base.errors import ExportError
 from eagle_export.base.resume import fingerprint
 from eagle_export.bundle import export
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from export_workplace import make_target, spoil
 
 Given = dict[str, Any]

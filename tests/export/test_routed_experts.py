@@ -28,7 +28,7 @@ from eagle_export.recipes.plan import apply, plan
 from eagle_export.recipes.routed_experts import RoutedExperts, mixtures
 from eagle_export.recording import recording, self_calibration
 from eagle_export.recording.layered_recording import observe_layers, texts_to_read
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime.base.tree import Tree
 from eagle_runtime.core.target import Target
 from eagle_runtime.opening.exact_rows import find_padding

@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 from conftest import HEADS
 from eagle_export.bundle import export
 from eagle_export.graphs.trace import OPSET
-from eagle_export.settings import Settings
 from eagle_export.tensorrt.build import Built, build_engines
 from eagle_export.tensorrt.engine_graphs import engine_graphs
 from eagle_export.tensorrt.network import Kernel, read_kernels
+from eagle_export.writing.settings import Settings
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from trt_graphs import faults
 from trt_network import CAPABILITIES, DRAFT_SIZES, TARGET_SIZES, Network

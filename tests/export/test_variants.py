@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from eagle_export.bundle import export
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.drafting.head import Scratch
 from fakes import observed

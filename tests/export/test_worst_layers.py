@@ -18,7 +18,7 @@ from eagle_export.graphs.weights import save
 from eagle_export.recipes.graph import linears
 from eagle_export.recipes.smooth import Smooth, factors_of
 from eagle_export.recording.continuations import continuations
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime.bundle.manifest import read_manifest
 from export_workplace import LAYERS, make_target
 

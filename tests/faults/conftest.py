@@ -43,7 +43,7 @@ def text_bundle(pair: tuple[Path, Path], shared: Path) -> Callable[[str], Path]:
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 from eagle_export.bundle import export
-                from eagle_export.settings import Settings
+                from eagle_export.writing.settings import Settings
 
                 export(*pair, folder, Settings(precision=precision, certify=precision == "fp32"))
         return folder

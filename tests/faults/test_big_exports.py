@@ -16,7 +16,7 @@ from eagle_calib.folder import KEPT, WORK
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.commands.cli import main
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import BundleError, EagleModel
 from export_workplace import configure, make_target
 from faults.forks import Forks, Kill

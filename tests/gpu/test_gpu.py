@@ -57,8 +57,8 @@ def bundle_on(tmp_path_factory: pytest.TempPathFactory, gpu: DeviceInfo) -> Call
         if not folder.exists():
             from eagle_export.base.errors import ExportError
             from eagle_export.bundle import export
-            from eagle_export.settings import Settings
             from eagle_export.tensorrt.build import build_engines
+            from eagle_export.writing.settings import Settings
 
             pair = PAIR / "target", PAIR / "eagle3"
             export(*pair, folder, Settings(precision=precision, backend=backend, certify=False))
@@ -210,7 +210,7 @@ def test_cuda_agrees_with_pytorch(model_on: Callable[..., EagleModel], texts: li
 def test_a_bundle_for_cpus_is_refused(tmp_path: Path, gpu: DeviceInfo) -> None:
     """Its int8 products would run on the host without a warning."""
     from eagle_export.bundle import export
-    from eagle_export.settings import Settings
+    from eagle_export.writing.settings import Settings
 
     export(PAIR / "target", PAIR / "eagle1", tmp_path / "b", Settings(precision="int8", certify=False))
     with pytest.raises(BackendError, match=r"int8 products are those for CPUs; export .* --backend cuda"):

@@ -15,7 +15,7 @@ import pytest
 from ahead_writers import fitted_hydra, fitted_medusa, write_hydra, write_medusa
 from conftest import GOLDEN, load_trace
 from eagle_export.bundle import export
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.core.engines import Engines
 from studies.trials.adversarial import Campaign, Outcome, attack_bundle, main

@@ -246,7 +246,7 @@ def test_drafts_change_no_token(golden_models: Callable[[str, str], EagleModel],
 def test_drafts_change_no_token_in_500_cases(tmp_path: Path, head: str, precision: str) -> None:
     """Of the pair in tools/demo_pair, whose tokens are pieces of words."""
     from eagle_export.bundle import export
-    from eagle_export.settings import Settings
+    from eagle_export.writing.settings import Settings
 
     export(
         PAIR / "target", PAIR / head, tmp_path / "bundle", Settings(precision=precision, certify=False, record=False)

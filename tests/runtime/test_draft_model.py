@@ -117,7 +117,7 @@ def random_bundle(folder: Path, vocab_size: int = 256) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from eagle_export.bundle import export
-    from eagle_export.settings import Settings
+    from eagle_export.writing.settings import Settings
 
     config = json.loads((GOLDEN / "target" / "config.json").read_text())
     torch.manual_seed(3)

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from eagle_export.bundle import export
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.core.decoding_state import DecodingState

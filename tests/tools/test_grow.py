@@ -21,7 +21,7 @@ from eagle_export.graphs.eager import eager_head, eager_weights
 from eagle_export.graphs.pair import open_pair
 from eagle_export.heads.block import BlockHead, read_blocks
 from eagle_export.heads.reading import default_taps
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.core.generate import Cycle
 from eagle_tools.grow.axes import grown_taps, place_layers, shares

@@ -238,7 +238,7 @@ def test_a_worker_reports_a_file_that_its_engine_cannot_load(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_the_command_compares_peers(tmp_path: Path, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from eagle_export.bundle import export
-    from eagle_export.settings import Settings
+    from eagle_export.writing.settings import Settings
 
     export(TARGET, None, tmp_path / "alone", Settings(certify=False))
     prompts = ROOT / "tools" / "demo_pair" / "heldout.jsonl"
@@ -262,7 +262,7 @@ def test_the_command_compares_peers(tmp_path: Path, work: Path, capsys: pytest.C
 @pytest.mark.slow
 def test_precision_compares_peers(tmp_path: Path, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from eagle_export.bundle import export
-    from eagle_export.settings import Settings
+    from eagle_export.writing.settings import Settings
 
     export(TARGET, None, tmp_path / "alone", Settings(certify=False))
     prompts = ROOT / "tools" / "demo_pair" / "heldout.jsonl"

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from ahead_writers import Hydra, embedding_of, medusa
 from conftest import GOLDEN, load_trace
 from eagle_export.bundle import export
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_train.ahead import ahead_objective, ahead_shape, new_heads
 from eagle_train.cli import main

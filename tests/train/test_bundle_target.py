@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from conftest import GOLDEN, put_listed, put_tokenizer
 from eagle_export.bundle import export
 from eagle_export.graphs.pair import open_pair
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import Drafter, EagleModel, SamplingParams
 from eagle_runtime.base.tree import Float, Tree, chain_of
 from eagle_runtime.bundle.manifest import HeadKind

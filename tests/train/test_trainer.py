@@ -23,7 +23,7 @@ from conftest import GOLDEN
 from eagle_calib.folder import claimed
 from eagle_export.bundle import export
 from eagle_export.graphs.pair import open_pair
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_train.cli import main
 from eagle_train.config import TrainConfig, TrainingJob

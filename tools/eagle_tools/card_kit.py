@@ -58,8 +58,8 @@ def make_kit(folder: Path, target: Path, draft: Path, precisions: Sequence[str],
     """Make a kit of a pair in a new or empty folder. context: tokens that its engines serve."""
     from eagle_calib.calibrate import calibrate
     from eagle_export.bundle import export
-    from eagle_export.settings import Settings
     from eagle_export.tensorrt.build import build_engines
+    from eagle_export.writing.settings import Settings
 
     folder.mkdir(parents=True, exist_ok=True)
     libraries, served = set(), {}

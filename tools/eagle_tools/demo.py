@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from eagle_export.bundle import export
-from eagle_export.settings import Settings
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.app.result import Result
 from eagle_tools import toy_demo

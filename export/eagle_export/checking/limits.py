@@ -52,7 +52,7 @@ CALIBRATION_OPTIONAL = (
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A way out of a refusal: a verb, and values for fields of eagle_export.settings.Settings."""
+    """A way out of a refusal: a verb, and values for fields of eagle_export.writing.settings.Settings."""
 
     verb: str
     settings: dict[str, str | float | list[str]] = field(default_factory=dict)

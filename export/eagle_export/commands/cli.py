@@ -18,8 +18,8 @@ from eagle_runtime.machine.host import threads_allowed
 
 if TYPE_CHECKING:
     from eagle_export.bundle import Exported
-    from eagle_export.settings import Settings
     from eagle_export.tensorrt.build import Built, BuiltEngine
+    from eagle_export.writing.settings import Settings
 
 # The keys of recipes.plan.RECIPES and of its tables, without heavy imports; a test compares them.
 BACKENDS = ("cpu", "tensorrt-rtx", "tensorrt", "cuda")
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    from eagle_export.settings import Settings
+    from eagle_export.writing.settings import Settings
 
     text = args.calibration if args.calibration is not None and args.calibration.is_file() else None
     return Settings(
