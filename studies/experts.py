@@ -1,9 +1,10 @@
-"""What a mixture of experts costs on this processor: a forward pass with every expert computed for every row, and with
-experts computed for the rows that are routed to them.
+"""What a mixture of experts costs on this processor: a forward pass with every expert computed for every row, with
+experts computed for the rows that are routed to them, and with the native operators, where a layer's experts are one
+step.
 
     python -m studies experts --shape olmoe --layers 2 --precision fp32 int8 int4 --rows 1 8 32
 
-The model has the widths of a published one and random weights, a few layers and a small vocabulary. Both forms are
+The model has the widths of a published one and random weights, a few layers and a small vocabulary. The forms are
 written to a temporary folder and take turns; the time is the median. Random rows choose experts evenly, which is the
 worst case: with E experts of which a row takes k, n rows read E (1 - (1 - k/E)^n) of them.
 """
@@ -24,18 +25,21 @@ import torch
 from transformers.utils import logging
 
 from eagle_export.graphs.pair import Pair, build_graphs, open_pair
-from eagle_export.graphs.weights import graph_spec, save
+from eagle_export.graphs.weights import graph_spec, save, save_over
 from eagle_export.reading.families.registry import FAMILIES
-from eagle_export.recipes.plan import CPU, apply, plan
+from eagle_export.recipes.native import both_forms
+from eagle_export.recipes.plan import CPU, plan
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.base.tree import Tree
 from eagle_runtime.commands.command import Parser
 from eagle_runtime.core.target import Target
+from eagle_runtime.ort.operators import native_operators
 from eagle_runtime.ort.session import OrtSession
 from eagle_tools.markdown import markdown_table
 from studies.harness import positive
 
 VOCAB, CONTEXT, PAST = 2048, 512, 64
+STEPS = "RowExactSteps"  # which native graphs of mixtures have
 EACH_HEAD = {"num_attention_heads": 32, "head_dim": 128}
 SHAPES: dict[str, dict[str, Any]] = {  # model_type -> widths of a published model
     "olmoe": {  # OLMoE-1B-7B
@@ -64,7 +68,7 @@ SHAPES: dict[str, dict[str, Any]] = {  # model_type -> widths of a published mod
         **EACH_HEAD,
     },
 }
-FORMS = {"all experts": False, "routed": True}
+EVERY, ROUTED, NATIVE = FORMS = ("all experts", "routed", "native")  # the last for int8 and int4
 
 
 def random_target(shape: str, layers: int, folder: Path) -> Pair:
@@ -80,14 +84,20 @@ def random_target(shape: str, layers: int, folder: Path) -> Pair:
     return open_pair(folder, None)
 
 
-def session_of(pair: Pair, precision: str, folder: Path, threads: int, *, routed: bool) -> OrtSession:
-    """Writes the target's graph at a precision, rounded to nearest, and opens it."""
+def session_of(pair: Pair, precision: str, folder: Path, threads: int, form: str) -> OrtSession | None:
+    """Writes the target's graph at a precision, rounded to nearest, and opens it. None if it has not this form."""
     recipe = plan("cpu", precision, None, None)
-    graph = build_graphs(pair, recipe.traced, 1, routed=routed)["target"]
-    done = apply(recipe.passes["target"], graph)
+    graph = build_graphs(pair, recipe.traced, 1, routed=form != EVERY)["target"]
+    done, native = both_forms(recipe.passes["target"], graph)
+    if form == NATIVE and (native is None or not any(node.op_type == STEPS for node in native.graph)):
+        return None
     folder.mkdir()
     save(graph, folder / "model.onnx")
-    return OrtSession(folder / "model.onnx", graph_spec("model.onnx", graph, done), threads)
+    if form != NATIVE or native is None:
+        return OrtSession(folder / "model.onnx", graph_spec("model.onnx", graph, done), threads)
+    save_over(native, graph, folder / "native.onnx", "model.onnx")
+    spec = graph_spec("native.onnx", native, done)
+    return OrtSession(folder / "native.onnx", spec, threads, operators=native_operators())
 
 
 def measure(
@@ -98,10 +108,11 @@ def measure(
     times: dict[int, dict[str, list[float]]] = {count: {form: [] for form in FORMS} for count in rows}
     with ExitStack() as stack:
         targets = {}
-        for form, routed in FORMS.items():
+        for form in FORMS:
             work = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch)))
-            session = stack.enter_context(session_of(pair, precision, work / "graph", threads, routed=routed))
-            targets[form] = Target(session, PAST + max(rows))
+            if (session := session_of(pair, precision, work / "graph", threads, form)) is None:
+                continue
+            targets[form] = Target(stack.enter_context(session), PAST + max(rows))
             targets[form].prefill(rng.integers(0, VOCAB, PAST).tolist())
         for turn in range(runs + 1):
             for count in rows:
@@ -111,7 +122,7 @@ def measure(
                     target.verify(tree)
                     if turn:
                         times[count][form].append(1e3 * (time.perf_counter() - started))
-    return {count: {form: median(each) for form, each in forms.items()} for count, forms in times.items()}
+    return {count: {form: median(each) for form, each in forms.items() if each} for count, forms in times.items()}
 
 
 def experts_read(count: int, chosen: int, rows: int) -> float:
@@ -120,7 +131,7 @@ def experts_read(count: int, chosen: int, rows: int) -> float:
 
 
 def report(args: argparse.Namespace) -> str:
-    """Measures both forms at each precision; returns the table."""
+    """Measures the forms at each precision; returns the table."""
     positive(*args.rows, args.layers, args.threads, args.runs, names="rows, layers, threads and runs")
     if max(args.rows) > 64:  # as deep as a tree may be
         raise RequestError(f"{max(args.rows)} rows were asked for; measure 64 at most")
@@ -132,11 +143,11 @@ def report(args: argparse.Namespace) -> str:
         count, chosen = experts.count(pair.config), int(pair.config.num_experts_per_tok)
         for precision in args.precision:
             for rows, forms in measure(pair, precision, args.rows, args.runs, args.threads, Path(folder)).items():
-                every, routed = forms["all experts"], forms["routed"]
                 read = experts_read(count, chosen, rows)
-                cells = f"{read:.1f} of {count}", f"{every:.1f}", f"{routed:.1f}", f"{every / routed:.1f}"
-                lines.append([precision, str(rows), *cells])
-    header = ["precision", "rows", "experts read per layer", "ms, all experts", "ms, routed", "ratio"]
+                cells = [f"{forms[form]:.1f}" if form in forms else "" for form in FORMS]
+                ratio = f"{forms[ROUTED] / forms[NATIVE]:.1f}" if NATIVE in forms else ""
+                lines.append([precision, str(rows), f"{read:.1f} of {count}", *cells, ratio])
+    header = ["precision", "rows", "experts read per layer", *(f"ms, {form}" for form in FORMS), "routed / native"]
     return markdown_table(header, lines)
 
 

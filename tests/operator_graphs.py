@@ -81,14 +81,22 @@ class OneNode:
 def opened(
     nodes: Sequence[Any], inputs: dict[str, tuple[int, int]], outputs: int, weights: dict[str, Array], threads: int = 1
 ) -> OneNode:
-    """inputs: name -> type and rank. Outputs are y0, y1, ..."""
+    """A session of the graph that `serialised` makes."""
+    return opened_model(serialised(nodes, inputs, outputs, weights), threads)
+
+
+def serialised(
+    nodes: Sequence[Any], inputs: dict[str, tuple[int, int]], outputs: int, weights: dict[str, Array]
+) -> bytes:
+    """A graph. inputs: name -> type and rank. Outputs are y0, y1, ..."""
     infos = [helper.make_tensor_value_info(name, kind, [None] * rank) for name, (kind, rank) in inputs.items()]
     outs = [helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, None) for i in range(outputs)]
     tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
     graph = helper.make_graph(nodes, "one", infos, outs, tensors)
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("eagle", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    return opened_model(model.SerializeToString(), threads)
+    content: bytes = model.SerializeToString()
+    return content
 
 
 def opened_model(content: bytes, threads: int = 1) -> OneNode:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from eagle_export.recipes.blocks import Grid
+from expert_graphs import mixture
 from operator_graphs import Array, Heads, OneNode, instructions, product, random_blocks
 from step_graphs import layers
 
@@ -56,6 +57,11 @@ def cases() -> list[tuple[OneNode, dict[str, Array], list[Array]]]:
             two = layers(rng, norms=norms)
             inputs = two.feeds(rng, length, parents)
             found.append((two.joined, inputs, two.joined.run(None, inputs)))
+        experts = mixture(rng, 6, 96, 64)
+        step = experts.session()
+        for rows in (1, 9):
+            inputs = experts.feeds(rng, rows, 2)
+            found.append((step, inputs, step.run(None, inputs)))
     return found
 
 

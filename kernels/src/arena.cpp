@@ -49,13 +49,13 @@ Region* map_region(size_t bytes) {
 }  // namespace
 
 uint8_t* allocate_weights(size_t bytes) {
-  const size_t rounded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+  bytes = rounded(bytes);
   const Lock lock;
   Region* region = regions;
-  if (region == nullptr || static_cast<size_t>(region->end - region->free) < rounded) region = map_region(rounded);
+  if (region == nullptr || static_cast<size_t>(region->end - region->free) < bytes) region = map_region(bytes);
   if (region == nullptr) return nullptr;
   uint8_t* p = region->free;
-  region->free += rounded;
+  region->free += bytes;
   region->held++;
   return p;
 }

@@ -11,6 +11,7 @@ inline void* operator new(size_t, void* place) noexcept { return place; }
 namespace eagle {
 
 constexpr size_t ALIGNMENT = 64;
+constexpr size_t rounded(size_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
 inline uint8_t* allocate(size_t bytes) {
 #if defined(_WIN32)
@@ -68,7 +69,7 @@ class Memory {
   }
   uint8_t* get(size_t bytes) {  // aligned; null: out of memory
     if (bytes > SIZE_MAX / 4) return nullptr;
-    bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    bytes = rounded(bytes);
     if (newest_ == nullptr || newest_->size - used_ < bytes) {
       const size_t least = newest_ == nullptr ? LEAST : 2 * newest_->size < MOST_KEPT ? 2 * newest_->size : MOST_KEPT;
       const size_t size = bytes + ALIGNMENT > least ? bytes + ALIGNMENT : least;

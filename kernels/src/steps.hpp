@@ -81,7 +81,7 @@ struct Kind {
   void (*destroy)(void* what);
   ort::Status (*plan)(const void* what, Pass* pass);
 };
-constexpr int STEP_PHASES = 3;  // that a step adds at most
+constexpr int STEP_PHASES = 5;  // that a step adds at most
 
 struct Step {
   const Kind* kind;
@@ -89,7 +89,7 @@ struct Step {
   int64_t in[STEP_INPUTS], out[STEP_OUTPUTS];  // numbers of values; negative: none
 };
 
-extern const Kind ATTENTION, NORMS, PRODUCT;
+extern const Kind ATTENTION, NORMS, PRODUCT, EXPERTS;
 
 // Operators: of one step, whose inputs and outputs are the node's.
 ort::Status create_one(const Kind& kind, const void* info, void** kernel);

@@ -255,7 +255,9 @@ def _remove(node: ir.Node) -> None:
             continue
         if value.is_initializer():
             graph.initializers.pop(str(value.name), None)
-        elif (producer := value.producer()) is not None and not any(out.uses() for out in producer.outputs):
+            continue
+        producer = value.producer()  # which an earlier input may have removed, if it has several outputs
+        if producer is not None and producer.graph is not None and not any(out.uses() for out in producer.outputs):
             _remove(producer)
 
 

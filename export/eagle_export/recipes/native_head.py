@@ -14,8 +14,9 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from eagle_export.recipes.attention import Part, attention_nodes, part_of
 from eagle_export.recipes.graph import Pass
-from eagle_export.recipes.native import DOMAIN, LANES, JoinedSteps, NativeProducts, attend, is_native
-from eagle_export.recipes.native_steps import JoinedRuns
+from eagle_export.recipes.native import attend
+from eagle_export.recipes.native_products import LANES, JoinedSteps, NativeProducts, is_native
+from eagle_export.recipes.native_steps import DOMAIN, JoinedRuns
 
 # What may stand between the rows of a head's input and its queries.
 OF_QUERIES = ("Mul", "RotaryEmbedding", "Transpose", "RMSNormalization", "Reshape", "Add", "MatMulNBits")

@@ -12,8 +12,10 @@ import onnx_ir as ir
 from eagle_export.recipes.graph import Pass
 
 DOMAIN = "eagle"  # of the operators
-KINDS = ("RowExactMatMul", "ExactTreeAttention", "RowExactNorm")
+EXPERTS = "RowExactExperts"  # exists as a step alone
+KINDS = ("RowExactMatMul", "ExactTreeAttention", "RowExactNorm", EXPERTS)
 INPUTS, OUTPUTS = 16, 3  # of a step, at most
+OF_EXPERTS = 4  # inputs that the plan names; the weights follow the last of them
 ABSENT, INSIDE, NONE = -1, -1, -2  # an input; an output that only steps read; no such output
 
 Run = list[ir.Node]
@@ -26,7 +28,7 @@ class JoinedRuns(Pass[Run]):
     name = "joined runs"
 
     def pattern(self, model: ir.Model) -> list[Run]:
-        return [run for run in _runs(model.graph) if len(run) > 1]
+        return [run for run in _runs(model.graph) if len(run) > 1 or any(node.op_type == EXPERTS for node in run)]
 
     def rewrite(self, model: ir.Model, matches: list[Run]) -> dict[str, str]:
         changed = {}
@@ -67,7 +69,7 @@ def _joined(run: Run, name: str) -> ir.Node:
     attributes: dict[str, Any] = {}
     for row, (step, node) in zip(plan, enumerate(run), strict=True):
         row[0] = KINDS.index(node.op_type)
-        for i, value in enumerate(node.inputs):
+        for i, value in enumerate(node.inputs[:OF_EXPERTS] if node.op_type == EXPERTS else node.inputs):
             row[1 + i] = ABSENT if value is None else numbers[value]
         for i, value in enumerate(node.outputs):
             row[1 + INPUTS + i] = outside.index(value) if value in outside else INSIDE

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from eagle_export.graphs.pair import Pair
 from eagle_export.graphs.weights import graph_spec
 from eagle_export.heads.config import HeadConfig
-from eagle_export.recipes.native import DOMAIN
+from eagle_export.recipes.native_steps import DOMAIN
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.manifest import (
     OPERATORS,

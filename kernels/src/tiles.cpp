@@ -1,0 +1,161 @@
+// Tiles: rows of inputs that are quantised together, and multiplied by panels of weights.
+#include <string.h>
+
+#include "product.hpp"
+
+namespace eagle {
+namespace {
+constexpr int64_t EARLY = 4096;           // bytes of weights between those that are read and those that are fetched
+constexpr int64_t CHUNK = 256;            // inputs of a row that one thread quantises: blocks have no more
+constexpr int64_t INPUTS_AT_ONCE = 1024;  // whose levels of one panel stay in the first cache while rows change
+
+// Rows of the tile that begins at `row`: as many as fit, but halves where one tile would be nearly empty.
+int tile_rows(int64_t row, int64_t rows, int most) {
+  const int64_t left = rows - row;
+  if (left <= most) return static_cast<int>(left);
+  return static_cast<int>(left < 2 * most ? (left + 1) / 2 : most);
+}
+
+void interleave(const int8_t* row, int64_t n, int rows, int r, uint8_t* tile, bool wide) {
+  if (!wide) {
+    for (int64_t k = 0; k < n; k += 4) memcpy(tile + (k / 4 * rows + r) * 4, row + k, 4);
+    return;
+  }
+  for (int64_t k = 0; k < n; k += 2) {
+    const int16_t pair[2] = {row[k], row[k + 1]};
+    memcpy(tile + (k / 2 * rows + r) * 4, pair, 4);
+  }
+}
+
+// Quantises inputs first .. last - 1 of n rows from row t on, which make one tile. first: a multiple of CHUNK. work: K
+// floats, and blocks * block bytes after them.
+void read_tile(const Work& all, int64_t t, int n, const Input& in, int64_t first, int64_t last, float* work) {
+  const Product& p = *all.product;
+  const int64_t channels = p.weights[0].inputs, count = last - first, blocks = (count + in.block - 1) / in.block;
+  int8_t* bytes = reinterpret_cast<int8_t*>(work + channels);
+  uint8_t* tile = in.values + t * in.row_bytes() + first * n * (in.wide ? 2 : 1);
+  for (int r = 0; r < n; r++) {
+    const int64_t at = (t + r) * in.blocks + first / in.block;
+    const int64_t from = (all.which == nullptr ? t + r : all.which[t + r]) * channels + first;
+    const float* row = all.x + from;
+    if (p.before.any()) {
+      p.kernels->before(p.before, row, all.up == nullptr ? nullptr : all.up + from, count, work);
+      row = work;
+    }
+    p.kernels->quantise(row, count, in.block, blocks, bytes, in.scales + at, in.sums + at);
+    interleave(bytes, blocks * in.block, n, r, tile, in.wide);
+  }
+}
+
+// Panels first .. last - 1 of one weight for all rows. bias: [N] to add, or null; added: [rows, N] to add then, or null.
+void panels(const Kernels& kernels, const Weight& w, const Input& in, int64_t rows, int64_t first, int64_t last,
+            const float* bias, const float* added, float* y) {
+  const int64_t tiles = in.tiles(rows), some = tiles == 1 ? w.blocks : INPUTS_AT_ONCE / w.block;
+  const int64_t block_bytes = w.block * PANEL * w.bits / 8, unit = w.block * (in.wide ? 2 : 1);
+  float edge[8 * PANEL];
+  for (int64_t panel = first; panel < last; panel++) {
+    const int64_t column = panel * PANEL, left = w.columns - column;
+    const uint8_t* levels = w.levels + panel * w.panel_bytes();
+    for (int64_t b = 0; b < w.blocks; b += some) {
+      const int64_t count = b + some < w.blocks ? some : w.blocks - b, bytes = count * block_bytes;
+      const uint8_t* here = levels + b * block_bytes;
+      for (int64_t t = 0, tile = 0; t < rows; tile++) {
+        const int n = tile_rows(t, rows, in.most);
+        const Ahead ahead = {here + (tiles == 1 ? EARLY : bytes + bytes * tile / tiles), tiles};
+        const Rows x = {in.values + t * in.row_bytes() + b * unit * n, in.scales + t * in.blocks,
+                        in.sums + t * in.blocks};
+        float* out = y + t * w.columns + column;
+        if (left >= PANEL) kernels.product(w, panel, b, count, n, x, out, w.columns, ahead);
+        else {
+          for (int r = 0; r < n && b; r++) memcpy(edge + r * PANEL, out + r * w.columns, size_t(left) * 4);
+          kernels.product(w, panel, b, count, n, x, edge, PANEL, ahead);
+          for (int r = 0; r < n; r++) memcpy(out + r * w.columns, edge + r * PANEL, size_t(left) * 4);
+        }
+        const int64_t real = b + count < w.blocks ? 0 : left < PANEL ? left : PANEL;  // columns that are complete
+        for (int r = 0; r < n && real && bias != nullptr; r++)
+          for (int64_t c = 0; c < real; c++) out[r * w.columns + c] += bias[column + c];
+        for (int r = 0; r < n && real && added != nullptr; r++)
+          for (int64_t c = 0; c < real; c++) out[r * w.columns + c] += added[(t + r) * w.columns + column + c];
+        t += n;
+      }
+    }
+  }
+}
+}  // namespace
+
+// Quantises some pieces: chunks of the tiles that begin in a range of rows. The last two of all rows share them evenly.
+void read_tiles(const void* work, int64_t from, int64_t to, uint8_t* scratch) {
+  const Work& w = *static_cast<const Work*>(work);
+  const int64_t channels = w.product->weights[0].inputs;
+  for (int64_t piece = from; piece < to; piece++) {
+    const int64_t number = piece / w.chunks, begin = piece % w.chunks * CHUNK;
+    const int64_t end = w.chunks == 1 || begin + CHUNK > channels ? channels : begin + CHUNK;
+    for (int i = 0; i < w.count; i++) {
+      const Input& in = w.inputs[i];
+      const int64_t first = number * in.most, last = first + in.most < w.rows ? first + in.most : w.rows;
+      for (int64_t t = 0; t < last; t += tile_rows(t, w.rows, in.most))
+        if (t >= first)
+          read_tile(w, t, tile_rows(t, w.rows, in.most), in, begin, end, reinterpret_cast<float*>(scratch));
+    }
+  }
+}
+
+// Panels first .. last - 1, those of all weights being numbered one after the other.
+void multiply(const void* work, int64_t first, int64_t last, uint8_t*) {
+  const Work& work_of = *static_cast<const Work*>(work);
+  const Product& p = *work_of.product;
+  for (int i = 0; i < p.count; i++) {
+    const Weight& w = p.weights[i];
+    if (first < w.panels && last > 0)
+      panels(*p.kernels, w, work_of.inputs[work_of.reads[i]], work_of.rows, first < 0 ? 0 : first,
+             last < w.panels ? last : w.panels, p.biases[i], work_of.added, work_of.out[i]);
+    first -= w.panels, last -= w.panels;
+  }
+}
+
+size_t find_inputs(Work* work, Pass* pass) {
+  const Product& p = *work->product;
+  size_t needed = 0;
+  for (int i = 0; i < p.count; i++) {
+    const Weight& w = p.weights[i];
+    const bool wide = w.bits == 8 && p.kernels->wide_inputs;
+    const int most = p.kernels->tile_rows[w.bits == 8];
+    int n = 0;
+    while (n < work->count &&
+           !(work->inputs[n].block == w.block && work->inputs[n].wide == wide && work->inputs[n].most == most))
+      n++;
+    work->reads[i] = n;
+    work->total += w.panels;
+    if (n < work->count) continue;
+    Input& in = work->inputs[work->count++];
+    in.block = w.block, in.blocks = w.blocks, in.wide = wide, in.most = most;
+    needed += rounded(size_t(work->rows * in.row_bytes())) + 2 * rounded(size_t(work->rows * in.blocks) * 4);
+    pass->needs(size_t(w.inputs * 4 + in.blocks * in.block));
+  }
+  const int64_t channels = p.weights[0].inputs;
+  work->chunks = p.norm != nullptr ? 1 : (channels + CHUNK - 1) / CHUNK;  // a norm needs all inputs
+  return needed;
+}
+
+uint8_t* place_inputs(Work* work, uint8_t* at) {
+  for (int i = 0; i < work->count; i++) {
+    Input& in = work->inputs[i];
+    const size_t each = rounded(size_t(work->rows * in.blocks) * 4);
+    in.values = at;
+    in.scales = reinterpret_cast<float*>(at + rounded(size_t(work->rows * in.row_bytes())));
+    in.sums = reinterpret_cast<int32_t*>(reinterpret_cast<uint8_t*>(in.scales) + each);
+    at = reinterpret_cast<uint8_t*>(in.sums) + each;
+  }
+  return at;
+}
+
+// Each input has tiles of its own size; pieces are those of the one with the most, whose ranges of rows all of them take.
+int64_t pieces_of_inputs(const Work& work) {
+  int64_t tiles = 1;
+  for (int i = 0; i < work.count; i++) {
+    const int64_t of_input = work.inputs[i].tiles(work.rows);
+    tiles = of_input > tiles ? of_input : tiles;
+  }
+  return tiles * work.chunks;
+}
+}  // namespace eagle
