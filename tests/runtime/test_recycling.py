@@ -145,6 +145,17 @@ def test_rows_that_are_broken_teach_nothing(broken: float) -> None:
     assert len(habits) == 0
 
 
+def test_the_likeliest_of_a_flat_row_are_kept() -> None:
+    """Also where several are as likely as the last that is kept: then those with the lowest ids."""
+    logits = np.random.default_rng(2).normal(0, 0.3, (3, 5000)).astype(np.float32)
+    logits[1] = np.round(logits[1], 1)
+    logits[2] = 0
+    for row, found in zip(logits, successors(logits), strict=True):
+        assert list(found) == np.argsort(-row, kind="stable")[:SUCCESSORS].tolist()
+        weights = np.exp(row - row.max())
+        np.testing.assert_allclose(list(found.values()), weights[list(found)] / weights.sum(), rtol=1e-5)
+
+
 def test_rows_on_a_card_teach_the_same() -> None:
     logits = rows((1, 2), (3, 4))
     highest = [np.argsort(-row, kind="stable")[:4] for row in logits]

@@ -14,8 +14,10 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from eagle_runtime.base.tree import Float
 from eagle_runtime.sampling.candidates import Candidates, LogitRow
@@ -125,13 +127,19 @@ def successors(logits: Float | Sequence[LogitRow]) -> list[Row]:
     sums = np.bincount(rows, weights, len(logits))
     kept = below > -KEPT
     rows, ids = rows[kept], ids[kept]
-    probabilities = (weights[kept] / sums[rows]).tolist()
+    probabilities = weights[kept] / sums[rows]
     ends = np.searchsorted(rows, np.arange(len(logits) + 1)).tolist()
-    tokens = ids.tolist()
-    return [
-        _likeliest(dict(zip(tokens[start:end], probabilities[start:end], strict=True)))
-        for start, end in itertools.pairwise(ends)
-    ]
+    return [_row(ids[start:end], probabilities[start:end]) for start, end in itertools.pairwise(ends)]
+
+
+def _row(tokens: npt.NDArray[np.int64], probabilities: npt.NDArray[np.floating[Any]]) -> Row:
+    """The likeliest of some tokens. A flat distribution has thousands, which are not sorted for the sake of a few."""
+    if len(tokens) > SUCCESSORS:
+        least = np.partition(probabilities, -SUCCESSORS)[-SUCCESSORS]
+        near = np.flatnonzero(probabilities >= least)
+        near = near[np.argsort(-probabilities[near], kind="stable")[:SUCCESSORS]]
+        tokens, probabilities = tokens[near], probabilities[near]
+    return dict(zip(tokens.tolist(), probabilities.tolist(), strict=True))
 
 
 def _of_candidates(known: Candidates) -> Row:
@@ -139,4 +147,4 @@ def _of_candidates(known: Candidates) -> Row:
         return {}
     kept = known.logits > known.logits.max() - KEPT
     probabilities = np.exp(np.minimum(known.logits[kept] - known.log_sum_exp, 0))
-    return _likeliest(dict(zip(known.ids[kept].tolist(), probabilities.tolist(), strict=True)))
+    return _row(known.ids[kept], probabilities)
