@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,10 +56,9 @@ def test_an_expert_without_rows_is_not_read() -> None:
     """Its steps are no numbers, and would make any sum one."""
     rng = np.random.default_rng(4)
     made = mixture(rng, 4, 64, 64)
-    gate, *rest = made.experts[2]
-    broken = replace(gate, step=np.full_like(gate.step, np.nan))
-    experts = tuple((broken, *rest) if number == 2 else each for number, each in enumerate(made.experts))
-    session = replace(made, experts=experts).session()
+    gate, up, down = made.experts[2]
+    broken = replace(gate, step=np.full_like(gate.step, np.nan)), up, down
+    session = replace(made, experts=(*made.experts[:2], broken, *made.experts[3:])).session()
     feeds = made.feeds(rng, 7, 2)
     feeds["shares"][..., 2] = 0
     assert np.isfinite(session.run(None, feeds)[0]).all()
@@ -82,7 +82,7 @@ def test_rows_may_have_no_expert_and_a_pass_no_rows() -> None:
 @pytest.mark.parametrize(
     "other", [{"H": 60}, {"H": 72}, {"I": 0}, {"I": 4}, {"I": 72}, {"activation": 0}, {"activation": 3}]
 )
-def test_attributes_are_checked(other: dict[str, int]) -> None:
+def test_attributes_are_checked(other: dict[str, Any]) -> None:
     made = mixture(np.random.default_rng(6), 2, 64, 64, [Grid(4, 32, True)])
     with pytest.raises(BackendError, match="RowExact"):
         opened_model(made.model(**other))
