@@ -143,6 +143,7 @@ def command(case: dict[str, Any], out: TextIO, err: TextIO) -> Answer:
     """Decode by eagle-run, the first of RUNS."""
     argv = [case["bundle"], "--prompt", PROMPT, "--threads", "1", "--context", str(CONTEXT), "--json"]
     argv += ["--max-new-tokens", "16", "--ignore-eos", "--seed", "1"]
+    taken(sys.stdout, out), taken(sys.stderr, err)  # warnings of cases before
     try:
         status, raised = eagle_run(argv), ""
     except BaseException:
@@ -155,7 +156,7 @@ def command(case: dict[str, Any], out: TextIO, err: TextIO) -> Answer:
         return {"outcome": "served", "outputs": [(result["token_ids"], result["text"])]}
     if status == 2 and not printed and said.startswith("eagle-run: ") and said.endswith("\n"):
         return refused("command", said.removesuffix("\n"))
-    return {"outcome": "broken", "message": f"status {status}, stdout {printed!r}, stderr {said[-MESSAGE:]!r}"}
+    return {"outcome": "broken", "message": f"status {status}, stderr {said[-MESSAGE:]!r}, stdout {printed!r}"}
 
 
 def refused(kind: str, message: str) -> Answer:

@@ -31,8 +31,15 @@ def test_manifest_fuzz(text_bundle: Callable[[str], Path], tmp_path: Path, tally
             answer = probe.ask(bundle, check_hashes=number % 2 == 0, command=number % 3 == 0)
             if answer["outcome"] == "served" and same(answer, wanted):
                 tally.add("served with the same output")
+            elif answer["outcome"] == "served" and sampling_of(content) != data["sampling"]:
+                tally.add("served with the settings that it names")
             elif answer["outcome"] == "refused":
                 tally.add("refused in one sentence")
             else:
                 tally.fail(number, answer)
     assert sorted(tmp_path.rglob("*")) == files
+
+
+def sampling_of(content: bytes) -> object:
+    """The settings that a manifest names for whoever names none."""
+    return json.loads(content)["sampling"]

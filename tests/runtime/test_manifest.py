@@ -580,12 +580,18 @@ def test_one_changed_byte_in_any_file(bundle: Path, name: str) -> None:
     assert str(caught.value).startswith(f"{bundle / name} does not match")
 
 
-@pytest.mark.parametrize("digest", ["", "0" * 64, "zz"])
-def test_a_changed_hash(bundle: Path, digest: str) -> None:
+@pytest.mark.parametrize(
+    ("digest", "said"),
+    [
+        ("0" * 64, r"tokenizer\.json does not match"),
+        *((digest, "is no SHA-256 of") for digest in ("", "zz", "A" * 64, "0" * 64 + "\n", "\ud800" * 64)),
+    ],
+)
+def test_a_changed_hash(bundle: Path, digest: str, said: str) -> None:
     data = stored(bundle)
     data["files"]["tokenizer.json"] = digest
     (bundle / MANIFEST_NAME).write_text(json.dumps(data))
-    with pytest.raises(BundleError, match=r"tokenizer\.json does not match"):
+    with pytest.raises(BundleError, match=said):
         verify_hashes(bundle, read_manifest(bundle))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ from eagle_runtime.bundle.head import token_inputs
 from eagle_runtime.bundle.typed_json import from_json
 
 SCHEMA_VERSION = 9
+SHA256 = re.compile("[0-9a-f]{64}")
 MAX_TAU = 32  # tokens per target pass in a certificate: no more are decoded from a prompt
 # Least and greatest values: a number outside is a mistake, or an attempt to exhaust the memory.
 MODEL_RANGES = {
@@ -203,6 +205,11 @@ def read_manifest(bundle: Path) -> Manifest:
         used.append(manifest.head.transitions)
     for file in (*used, *manifest.files):
         bundle_file(bundle, file)
+    for file, digest in manifest.files.items():
+        if not SHA256.fullmatch(digest):
+            raise BundleError(
+                f"{path}: {short_repr(digest)} is no SHA-256 of {short_repr(file)}; export the bundle again"
+            )
     if unlisted := [file for file in used if file not in manifest.files]:
         raise BundleError(
             f"{path}: file {short_repr(unlisted[0])} is not listed under 'files'; export the bundle again"
