@@ -206,9 +206,12 @@ def constraints(args: argparse.Namespace) -> Lines:
         pet = json.loads(text)
         return set(pet) == set(SCHEMA["required"]) and pet["kind"] in ("cat", "dog", "parrot") and 0 <= pet["age"] <= 40
 
+    def is_object(text: str) -> bool:
+        return isinstance(json.loads(text), dict)
+
     asked: list[tuple[str, Constraint, str, Callable[[str], object]]] = [
         ("JSON schema", Constraint.json_schema(SCHEMA), "Describe a pet as JSON.", is_pet),
-        ("JSON object", Constraint.json_object(), "Answer in JSON: the capital of France.", json.loads),
+        ("JSON object", Constraint.json_object(), "Answer in JSON: the capital of France.", is_object),
         ("regex", Constraint.regex(DATE), "When did the war end? Give a date.", lambda text: re.fullmatch(DATE, text)),
         ("Lark", Constraint.lark(LARK), "How warm is it in Rome?", lambda text: text.endswith(" degrees")),
         ("choice", Constraint.choice(["yes", "no"]), "Is water wet?", lambda text: text in ("yes", "no")),
