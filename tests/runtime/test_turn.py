@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -95,49 +94,40 @@ def test_log_probabilities_are_those_of_the_targets_own_logits(model: EagleModel
 def test_cancelling_from_another_thread_ends_a_turn_within_a_step(
     model: EagleModel, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At random moments, those in which a long prompt is read included."""
-    rng, passes = random.Random(3), [0]
-    run = Target._run
+    """In each of the first twenty passes, of which one reads the prompt."""
+    feeds_of = Target._feeds
+    passes, wanted, met = 0, 0, threading.Event()
 
     def counted(target: Target, *arguments: Any) -> Any:
-        passes[0] += 1
-        return run(target, *arguments)
+        """What every forward pass asks first."""
+        nonlocal passes
+        passes += 1
+        if passes == wanted:
+            met.set()
+        return feeds_of(target, *arguments)
 
-    monkeypatch.setattr(Target, "_run", counted)
-    text = [token for prompt in prompts for token in prompt][:400]
+    monkeypatch.setattr(Target, "_feeds", counted)
+    text = [token for prompt in prompts for token in prompt] * 2
     whole = model.generate(text, max_new_tokens=100, ignore_eos=True).token_ids
+    assert passes > 20
     during_prefill = 0
-    for _ in range(200):
+    for number in range(60):
         turn = model.stream(text, max_new_tokens=100, ignore_eos=True)
-        wanted, met = rng.randrange(1, 20), threading.Event()
-        at = [0]
-
-        def run_to_the_end(turn: Any = turn) -> Any:
-            return list(turn)
-
-        def watched(
-            target: Target, *arguments: Any, wanted: int = wanted, met: threading.Event = met, at: Any = at
-        ) -> Any:
-            if passes[0] == wanted:
-                met.set()
-                at[0] = passes[0]
-            return counted(target, *arguments)
-
-        passes[0] = 0
-        monkeypatch.setattr(Target, "_run", watched)
-        thread = Thread(run_to_the_end)
+        passes, wanted = 0, 1 + number % 20
+        met.clear()
+        thread = Thread(lambda turn=turn: list(turn))
         assert met.wait(PATIENCE_S)
         turn.cancel()
-        seen = passes[0]
+        seen = passes
         pieces: list[Piece] = thread.result()
-        assert passes[0] <= seen + 2  # the step that ran, and one that may have begun before the flag was seen
+        assert passes <= seen + 2  # the step that ran, and one that may have begun before the flag was seen
         result = pieces[-1].result
         assert result is not None
         assert result.finish_reason in ("cancelled", "length") and turn.done and turn.result is result
         assert result.token_ids == whole[: len(result.token_ids)]
         during_prefill += not result.token_ids
     assert during_prefill > 0
-    monkeypatch.setattr(Target, "_run", run)
+    monkeypatch.undo()
     assert model.generate(text, max_new_tokens=100, ignore_eos=True).token_ids == whole
 
 
