@@ -68,10 +68,8 @@ PACKAGES = [
 # Pages whose examples train, calibrate or certify for half a minute and more: pytest -m slow tests/test_docs.py
 LONG = {
     "docs/dev/hard_pair.md",
-    "docs/dev/heads.md",
     "docs/precision.md",
     "docs/training.md",
-    "docs/tutorial.md",
 }
 OPENING = 25  # lines of a page by which its first example begins
 # Where a package index shows the README, nothing lies next to it.
