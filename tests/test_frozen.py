@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from conftest import needs_operators
 from eagle_export.bundle import export
+from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from patience import PATIENCE_S
 
@@ -23,7 +25,19 @@ from eagle_runtime.commands import chat, worker
 sys.exit(worker.main(sys.argv[2:]) if sys.argv[1] == "--worker" else chat.main())
 """
 # What the tests' environment holds and decoding does not need.
-LEFT_OUT = ("torch", "transformers", "onnx", "onnxscript", "scipy", "matplotlib", "pandas", "PIL", "tkinter", "sympy")
+LEFT_OUT = (
+    "torch",
+    "transformers",
+    "onnx",
+    "onnxscript",
+    "scipy",
+    "matplotlib",
+    "pandas",
+    "PIL",
+    "tkinter",
+    "sympy",
+    "huggingface_hub",
+)
 MOST_MB = 200  # of the whole folder, the interpreter and OpenBLAS included
 
 pytestmark = pytest.mark.slow
@@ -48,7 +62,7 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pair") / "eagle1"
-    export(PAIR / "target", PAIR / "eagle1", folder)
+    export(PAIR / "target", PAIR / "eagle1", folder, Settings(precision="int8"))
     return folder
 
 
@@ -70,6 +84,12 @@ def test_it_answers(application: Path, bundle: Path) -> None:
         pieces = list(chat.send("sum a list", max_new_tokens=20))
     assert pieces[-1].result is not None and pieces[-1].result.text
     assert done.stdout.rstrip("\n") == pieces[-1].result.text.rstrip("\n")
+
+
+@needs_operators
+def test_it_runs_the_native_operators(application: Path, bundle: Path) -> None:
+    done = frozen(application, bundle, "--backend", "native", "--max-new-tokens", 8, text="sum a list\n")
+    assert done.returncode == 0, done.stderr
 
 
 def test_it_is_a_worker_too(application: Path, bundle: Path) -> None:

@@ -4,12 +4,14 @@ other rows, and inputs that do not fit are refused."""
 from __future__ import annotations
 
 import dataclasses
+import runpy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import eagle_runtime
 from conftest import needs_operators
 from eagle_export.recipes.blocks import Blocks, Grid
 from eagle_runtime.base.errors import BackendError
@@ -363,3 +365,8 @@ def test_the_library_is_small_and_that_of_the_package() -> None:
     library = native_operators().library
     assert library is not None and library.parent.name == "eagle_edge_kernels"
     assert Path(library).stat().st_size < 1 << 20
+
+
+def test_pyinstaller_collects_the_library() -> None:
+    hook = Path(eagle_runtime.__path__[0]) / "_pyinstaller" / "hook-eagle_runtime.py"
+    assert (str(native_operators().library), "eagle_edge_kernels") in runpy.run_path(str(hook))["binaries"]
