@@ -14,7 +14,7 @@ from eagle_runtime.base.errors import RequestError
 from eagle_runtime.base.files import replacing
 from eagle_runtime.commands.command import Listed, Parser
 from eagle_tools.check_command import run_check
-from eagle_tools.peers.engine import FORMATS, Format, format_of
+from eagle_tools.peers.engine import FORMATS, Format, format_of, installed_formats
 
 if TYPE_CHECKING:
     from eagle_tools.bench.seeds import SeedsTable
@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> bool:
         raise RequestError("there is nothing to decode; give --prompts")
     must, wanted = _methods(args)
     table = _table(args) if args.table else None
+    peers = _peers(args)
     plan = Plan(
         bundles=table.bundles(must) if table else tuple((Path(bundle), must) for bundle in args.bundles),
         questions=tuple(read_sets(args.prompts, args.count)),
@@ -56,9 +57,9 @@ def run(args: argparse.Namespace) -> bool:
         context=args.context,
         seed=args.seed,
         pytorch=args.vs_pytorch,
-        modes=_modes(args),
+        modes=_modes(args, bool(peers)),
         assistant=args.assistant,
-        peers=_peers(args),
+        peers=peers,
         peer_folder=args.peer_folder,
         peer_rows=args.peer_rows,
         draft_bundles=tuple(args.draft_bundle or ()),
@@ -170,8 +171,8 @@ def _table(args: argparse.Namespace) -> SeedsTable:
     )
 
 
-def _modes(args: argparse.Namespace) -> tuple[str, ...]:
-    usual = "eager" if _peers(args) else MODES
+def _modes(args: argparse.Namespace, with_peers: bool) -> tuple[str, ...]:
+    usual = "eager" if with_peers else MODES
     modes = args.pytorch_methods or usual + (",assisted" if args.assistant else "")
     return tuple(modes.split(","))
 
@@ -180,7 +181,9 @@ def _peers(args: argparse.Namespace) -> tuple[Format, ...]:
     """Returns the formats of other engines to compare with."""
     if args.peer_formats is not None:
         return tuple(dict.fromkeys(format_of(name) for name in args.peer_formats.split(",")))
-    return FORMATS if args.peers or args.peer_rows else ()
+    if args.peers or args.peer_rows:
+        return installed_formats(FORMATS, lambda line: print(f"eagle-bench: {line}", file=sys.stderr))
+    return ()
 
 
 def _parser() -> Parser:
@@ -226,7 +229,7 @@ def _parser() -> Parser:
     pytorch.add_argument("--pytorch-methods", metavar="A,B", help=f"default {MODES}")
     pytorch.add_argument("--assistant", type=Path, metavar="FOLDER", help="small model for PyTorch's assisted mode")
     peers = parser.add_argument_group("comparison with other engines", "of the weights in --vs-pytorch's folder")
-    peers.add_argument("--peers", action="store_true", help="run them in all known formats and modes")
+    peers.add_argument("--peers", action="store_true", help="run those that are here, in all formats and modes")
     peers.add_argument("--peer-formats", metavar="A,B", help="only these, as in llama.cpp/q4_0,onnxruntime-genai/int4")
     peers.add_argument("--peer-rows", action="store_true", help="time forward passes of 1 to 32 rows too, of all")
     peers.add_argument("--peer-folder", type=Path, metavar="F", help="keep converted weights there (default: a cache)")

@@ -5,7 +5,7 @@ V: vocabulary. R: rows of a forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Protocol
@@ -23,6 +23,7 @@ MODULES = {
     GENAI: ("onnxruntime_genai", "transformers", "torch"),
     OPENVINO: ("openvino", "nncf", "transformers", "torch"),
 }
+INSTALL = "pip install 'eagle-edge[cpu,export,bench,peers]'"
 
 Logits = npt.NDArray[np.float32]
 
@@ -84,12 +85,20 @@ def installed(modules: Sequence[str]) -> bool:
     return _missing(modules) is None
 
 
+def installed_formats(formats: Sequence[Format], say: Callable[[str], None]) -> tuple[Format, ...]:
+    """Returns the formats of engines that are installed, and says which engines are not. Where none is, returns all, of
+    which check_installed names what is missing."""
+    there = tuple(form for form in formats if installed(MODULES[form.engine]))
+    left_out = dict.fromkeys(form.engine for form in formats if form not in there)
+    for engine in left_out if there else ():
+        say(f"{engine} is not compared: it needs {_missing(MODULES[engine])!r}; {INSTALL}")
+    return there or tuple(formats)
+
+
 def check_installed(engine: str, modules: Sequence[str]) -> None:
     """Raises RequestError unless the modules are installed that convert to an engine's formats and decode."""
     if (module := _missing(modules)) is not None:
-        raise RequestError(
-            f"the comparison with {engine} needs {module!r}; pip install 'eagle-edge[cpu,export,bench,peers]'"
-        )
+        raise RequestError(f"the comparison with {engine} needs {module!r}; {INSTALL}")
 
 
 def _missing(modules: Sequence[str]) -> str | None:
