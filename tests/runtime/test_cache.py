@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
 from abc import abstractmethod
@@ -17,7 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from eagle_runtime import EagleModel
+from eagle_runtime.base.tree import root_only
+from eagle_runtime.core import cache as cache_module
 from eagle_runtime.core.cache import ALIGNMENT, FIRST, KEPT, STEP, Cache, HeadMajorCache, KVCache, aligned_empty
+from eagle_runtime.core.target import Target
 
 LAYERS, CAPACITY, HEADS, WIDTH = 2, 12, 2, 4
 MANY = 3 * STEP - 10
@@ -152,7 +157,7 @@ class HeadMajorMachine(CacheMachine):
             assert all(layer.flags.c_contiguous for layer in array)
             assert array.ctypes.data % ALIGNMENT == 0
             assert not (self.all_read and array[:, :, :, self.cache.length :].any())
-        assert self.cache.past == (*(array.ctypes.data for array in self.cache.arrays), self.cache.columns)
+        assert self.cache.past == place_of(self.cache)
         written = self.cache.written
         assert self.cache.new == (*(array.ctypes.data for array in written), written[0].shape[1])
 
@@ -252,7 +257,7 @@ def test_memory_that_a_shorter_text_does_not_need_is_freed(all_read: bool, dtype
     assert cache.nbytes == most * FIRST // (20 * STEP)
     for array, kept in zip(cache.read(), before, strict=True):
         np.testing.assert_array_equal(array, kept)
-    assert cache.past == (*(array.ctypes.data for array in cache.arrays), cache.columns)
+    assert cache.past == place_of(cache)
     assert cache.columns <= FIRST and not (all_read and any(a[:, :, :, cache.length :].any() for a in cache.arrays))
     with pytest.raises(AssertionError):
         cache.fit(STEP)
@@ -362,3 +367,38 @@ def test_the_whole_capacity_is_usable() -> None:
     cache.truncate(0)
     cache.keep(np.arange(CAPACITY))
     assert cache.room == 0
+
+
+def place_of(cache: HeadMajorCache) -> tuple[int, ...]:
+    """Where its arrays begin, their columns, and the bytes from one layer to the next."""
+    starts = [array.ctypes.data for array in cache.arrays]
+    steps = [array.strides[0] for array in cache.arrays]
+    return (*starts, cache.columns, *steps)
+
+
+def test_memory_of_another_size_at_the_same_address_is_bound_anew(
+    bundle_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache that was freed comes back smaller where it was: its first layer lies where it lay, the others do not."""
+    stores = [np.zeros(1 << 24, np.uint8) for _ in range(2)]  # keys and values
+    turn = itertools.cycle(stores)
+
+    def same(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+        if len(shape) != 2:
+            return aligned_empty(shape, dtype)
+        return next(turn)[: math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+
+    monkeypatch.setattr(cache_module, "aligned_empty", same)
+    rng = np.random.default_rng(0)
+    with EagleModel.load(bundle_of("eagle1", "int8"), threads=1, backend="cpu") as model:
+        target = Target(model.sessions[0], 600)
+        target.prefill(rng.integers(0, 100, 2 * FIRST).tolist())
+        text, seen = rng.integers(0, 100, 40).tolist(), []
+        for _ in range(2):
+            target.prefill(text)
+            logits, _ = target.verify(root_only(7))
+            seen.append((np.array(logits), target.cache.past))
+            target.cache.truncate(0)
+            target.cache.shrink()
+        assert seen[0][1][:3] == seen[1][1][:3]
+        np.testing.assert_array_equal(seen[0][0], seen[1][0])

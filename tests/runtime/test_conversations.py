@@ -28,7 +28,7 @@ TEMPLATES = {
 WORDS = ("what", "is", "a", "tree", "def f(x):", "return", "and then", "why", "no", "List", "of", "3", "words")
 OPERATIONS = ("send", "cancel", "regenerate", "edit", "rollback", "fork", "save", "load", "drop")
 DRAWN: list[dict[str, Any]] = [{}, {"temperature": 1.0}]
-BUDGET = 1_600_000  # bytes of keys and values: of two of six conversations
+BUDGET = 1300  # tokens whose keys and values two of six conversations take
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +278,9 @@ def test_random_walks_change_no_answer(
     bundle = chat_bundle(precision)
     with (
         EagleModel.load(bundle, threads=1, check_hashes=False) as oracle,
-        EagleModel.load(bundle, threads=1, check_hashes=False, kv_budget=BUDGET) as model,
+        EagleModel.load(
+            bundle, threads=1, check_hashes=False, kv_budget=BUDGET * oracle.slots.shared[0].token_bytes
+        ) as model,
     ):
         chats = [model.conversation() for _ in range(6)]
         done: dict[str, int] = dict.fromkeys(OPERATIONS, 0)
@@ -330,7 +332,7 @@ def test_random_walks_change_no_answer(
             done[what] += 1
             state = chat.slot.state
             assert state.target.cache.length <= max(0, len(state.tokens))
-            assert model.slots.nbytes <= BUDGET + max(other.kv_bytes for other in chats)
+            assert model.slots.nbytes <= model.slots.budget + max(other.kv_bytes for other in chats)
         assert min(done.values()) > 0 and model.slots.dropped > 0
 
 

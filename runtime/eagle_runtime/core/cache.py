@@ -263,8 +263,9 @@ class HeadMajorCache(Cache):
     then moving rows costs about as much per token as reading unused columns. For a graph that reads committed columns
     alone they are laid out for as many as are allocated. `written` holds the rows of the last forward pass, as one
     array [layers, T, kv_heads, pieces * width] for each, in `new_rows`. past, new: where `arrays` and `written` begin,
-    and their columns and rows; the same object as long as they stay there. layer_bytes: from a layer of each array to
-    the next. If dtype is float16, `written` may be in float32, with values that float16 has."""
+    and their columns and rows; the same object as long as they stay there. `past` also has the bytes from a layer of
+    each array to the next, which depend on what is allocated: memory of another size may come back at an address that
+    was freed. If dtype is float16, `written` may be in float32, with values that float16 has."""
 
     def __init__(
         self,
@@ -386,10 +387,8 @@ class HeadMajorCache(Cache):
             flat = store[:, : heads * pieces * columns * width]
             arrays.append(flat.reshape(self._layers, heads, pieces, columns, width))
         by_rows = [np.moveaxis(array, 3, ROWS_AXIS) for array in arrays]
-        past = (*(array.ctypes.data for array in arrays), columns)
-        layer_bytes = [array.strides[0] for array in arrays]
-        # all or, after an interrupt, none
-        self.arrays, self._by_rows, self.past, self.layer_bytes = arrays, by_rows, past, layer_bytes
+        past = (*(array.ctypes.data for array in arrays), columns, *(array.strides[0] for array in arrays))
+        self.arrays, self._by_rows, self.past = arrays, by_rows, past  # all or, after an interrupt, none
 
     def _reallocate(self, allocated: int) -> None:
         """Make the arrays' memory new, [layers, values] for so many columns of each."""

@@ -34,7 +34,7 @@ IN_CACHE = 2  # where native operators write new rows (ort.texts)
 @dataclass(slots=True)
 class Bound:
     """What a binding of ONNX Runtime holds. inputs: each with the sizes of the symbolic dimensions that its shape
-    determines. past, new: addresses and columns of a head-major cache, and addresses and number of the new rows."""
+    determines. past, new: of a head-major cache, see there."""
 
     binding: Any
     inputs: dict[str, tuple[Array, dict[str, int]]] = field(default_factory=dict)

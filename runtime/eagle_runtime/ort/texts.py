@@ -34,6 +34,5 @@ def _numbers(cache: HeadMajorCache | KVCache) -> tuple[int, ...]:
     if isinstance(cache, KVCache):
         layer_bytes = 2 * cache.rows.strides[0]
         return cache.addresses[0], layer_bytes, cache.addresses[1], layer_bytes, cache.length, cache.length
-    keys, values, columns = cache.past
-    of_keys, of_values = cache.layer_bytes
+    keys, values, columns, of_keys, of_values = cache.past
     return keys, of_keys, values, of_values, columns, cache.length
