@@ -397,6 +397,7 @@ def test_memory_of_another_size_at_the_same_address_is_bound_anew(
         for _ in range(2):
             target.prefill(text)
             logits, _ = target.verify(root_only(7))
+            assert isinstance(target.cache, HeadMajorCache)
             seen.append((np.array(logits), target.cache.past))
             target.cache.truncate(0)
             target.cache.shrink()
