@@ -71,17 +71,6 @@ ort::Status read(const Source& source, Experts* all) {
   return nullptr;
 }
 
-ort::Status create(const Source& source, void** what) {
-  Experts* all = make<Experts>();
-  if (all == nullptr) return ort::error(NO_MEMORY);
-  if (ort::Status status = read(source, all)) {
-    unmake(all);
-    return status;
-  }
-  *what = all;
-  return nullptr;
-}
-
 // One phase of several products. ends: the number of the piece after each product's last.
 struct Several {
   const Work* works;
@@ -239,6 +228,5 @@ ort::Status plan(const void* what, Pass* pass) {
 }
 }  // namespace
 
-const Kind EXPERTS = {INPUTS, [](int i) { return i < GRIDS; }, create,
-                      [](void* what) { unmake(static_cast<Experts*>(what)); }, plan};
+const Kind EXPERTS = {INPUTS, [](int i) { return i < GRIDS; }, create_kind<Experts, read>, destroy_kind<Experts>, plan};
 }  // namespace eagle

@@ -36,17 +36,6 @@ ort::Status read(const Source& source, Norm* p) {
   return nullptr;
 }
 
-ort::Status create(const Source& source, void** what) {
-  Norm* p = make<Norm>();
-  if (p == nullptr) return ort::error(NO_MEMORY);
-  if (ort::Status status = read(source, p)) {
-    unmake(p);
-    return status;
-  }
-  *what = p;
-  return nullptr;
-}
-
 struct Work {  // of one pass
   const Norm* norm;
   const float *x, *added;
@@ -81,8 +70,7 @@ constexpr ort::CustomOp OPERATOR = declaration<DECLARED>(
     [](const ort::CustomOp*, const void*, const void* info, void** kernel) { return create_one(NORMS, info, kernel); });
 }  // namespace
 
-const Kind NORMS = {INPUTS, [](int i) { return i != FACTORS; }, create,
-                    [](void* what) { unmake(static_cast<Norm*>(what)); }, plan};
+const Kind NORMS = {INPUTS, [](int i) { return i != FACTORS; }, create_kind<Norm, read>, destroy_kind<Norm>, plan};
 
 const ort::CustomOp* norm_operator() { return &OPERATOR; }
 }  // namespace eagle

@@ -67,23 +67,20 @@ ort::Status read_before(const Source& source, int64_t channels, Product* p) {
   return !sound || (p->before.any() && channels % 8) ? ort::error(UNSOUND) : nullptr;
 }
 
-ort::Status create(const Source& source, void** what) {
+ort::Status read(const Source& source, Product* p) {
   int64_t channels = 0;
   if (!source.attribute("K", &channels) || channels < 1 || channels > (1 << 24))
     return ort::error("RowExactMatMul: K must be from 1 to 2^24");
   if (source.outputs < 1 || source.outputs > MOST) return ort::error("RowExactMatMul has one to three weights");
-  Product* p = make<Product>();
-  if (p == nullptr) return ort::error(NO_MEMORY);
   p->kernels = &chosen();
   p->count = source.outputs;
-  ort::Status status = read_before(source, channels, p);
-  for (int i = 0; i < p->count && status == nullptr; i++)
-    if (!(status = read_weight_of(source, i, channels, *p->kernels, &p->weights[i])))
-      status = read_numbers(source, BIAS + i, p->weights[i].columns, "RowExactMatMul: a bias has another shape or type",
-                            &p->biases[i]);
-  if (status) unmake(p);
-  else *what = p;
-  return status;
+  RETURN_IF_ERROR(read_before(source, channels, p));
+  for (int i = 0; i < p->count; i++) {
+    RETURN_IF_ERROR(read_weight_of(source, i, channels, *p->kernels, &p->weights[i]));
+    RETURN_IF_ERROR(read_numbers(source, BIAS + i, p->weights[i].columns,
+                                 "RowExactMatMul: a bias has another shape or type", &p->biases[i]));
+  }
+  return nullptr;
 }
 
 ort::Status plan(const void* what, Pass* pass) {
@@ -137,8 +134,8 @@ constexpr ort::CustomOp OPERATOR =
     });
 }  // namespace
 
-const Kind PRODUCT = {INPUTS, [](int i) { return i == 0 || i == UP || i == ADDED; }, create,
-                      [](void* what) { unmake(static_cast<Product*>(what)); }, plan};
+const Kind PRODUCT = {INPUTS, [](int i) { return i == 0 || i == UP || i == ADDED; }, create_kind<Product, read>,
+                      destroy_kind<Product>, plan};
 
 const ort::CustomOp* product_operator() { return &OPERATOR; }
 }  // namespace eagle

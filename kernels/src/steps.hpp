@@ -83,6 +83,23 @@ struct Kind {
 };
 constexpr int STEP_PHASES = 5;  // that a step adds at most
 
+// Kind::create and Kind::destroy of a T that `read` fills.
+template <class T, ort::Status (*read)(const Source&, T*)>
+ort::Status create_kind(const Source& source, void** what) {
+  T* made = make<T>();
+  if (made == nullptr) return ort::error(NO_MEMORY);
+  if (ort::Status status = read(source, made)) {
+    unmake(made);
+    return status;
+  }
+  *what = made;
+  return nullptr;
+}
+template <class T>
+void destroy_kind(void* what) {
+  unmake(static_cast<T*>(what));
+}
+
 struct Step {
   const Kind* kind;
   void* what;
