@@ -45,8 +45,8 @@ struct Heads {
   const Kernels* kernels = nullptr;
 };
 
-ort::Status create(const Source& source, void** what) {
-  Heads node;
+ort::Status read(const Source& source, Heads* heads) {
+  Heads& node = *heads;
   const bool sizes = source.attribute("heads", &node.heads) && source.attribute("kv_heads", &node.kv_heads) &&
                      source.attribute("width", &node.width) && source.attribute("scale", &node.scale);
   source.attribute("window", &node.window);
@@ -56,10 +56,6 @@ ort::Status create(const Source& source, void** what) {
       source.outputs != 3)
     return ort::error("ExactTreeAttention: heads, kv_heads, width, scale, window or softcap are missing or wrong");
   node.kernels = &chosen();
-  Heads* p = make<Heads>();
-  if (p == nullptr) return ort::error(NO_MEMORY);
-  *p = node;
-  *what = p;
   return nullptr;
 }
 
@@ -394,8 +390,7 @@ constexpr ort::CustomOp OPERATOR =
     });
 }  // namespace
 
-const Kind ATTENTION = {9, [](int) { return true; }, create, [](void* what) { unmake(static_cast<Heads*>(what)); },
-                        plan};
+const Kind ATTENTION = {9, [](int) { return true; }, create_kind<Heads, read>, destroy_kind<Heads>, plan};
 
 const ort::CustomOp* attention_operator() { return &OPERATOR; }
 }  // namespace eagle
