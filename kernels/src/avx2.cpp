@@ -189,8 +189,8 @@ void product(const Weight& w, int64_t panel, int64_t first, int64_t count, int r
 }  // namespace
 
 const Kernels* avx2_kernels() {
-  static const Kernels kernels = {"avx2",  2,       true,    true, {6, 6}, before,    quantise,
-                                  product, prepare, scratch, part, join,   whole_rows};
+  static const Kernels kernels = {"avx2",  2,       true,    true, 6,    before,    quantise,
+                                  product, prepare, scratch, part, join, whole_rows};
   return has_avx2(features()) ? &kernels : nullptr;
 }
 }  // namespace eagle

@@ -18,8 +18,8 @@ namespace {
 }  // namespace
 
 const Kernels* avx512_kernels() {
-  static const Kernels kernels = {"avx512", 4,       false,   false, {8, 8}, before,    quantise,
-                                  product,  prepare, scratch, part,  join,   whole_rows};
+  static const Kernels kernels = {"avx512", 4,       false,   false, MOST_ROWS, before,    quantise,
+                                  product,  prepare, scratch, part,  join,      whole_rows};
   return has_avx512_vnni(features()) ? &kernels : nullptr;
 }
 }  // namespace eagle

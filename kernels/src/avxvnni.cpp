@@ -18,8 +18,8 @@ namespace {
 }  // namespace
 
 const Kernels* vnni_kernels() {
-  static const Kernels kernels = {"vnni",  4,       false,   false, {4, 4}, before,    quantise,
-                                  product, prepare, scratch, part,  join,   whole_rows};
+  static const Kernels kernels = {"vnni",  4,       false,   false, 6,    before,    quantise,
+                                  product, prepare, scratch, part,  join, whole_rows};
   return has_avx_vnni(features()) ? &kernels : nullptr;
 }
 }  // namespace eagle

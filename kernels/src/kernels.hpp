@@ -17,6 +17,8 @@ namespace eagle {
 constexpr int64_t PANEL = 16;  // columns that are stored together
 constexpr int64_t META = 48;   // bytes per panel and block: 16 steps in fp16, 16 zero levels
 
+constexpr int MOST_ROWS = 12;  // of a tile, of any set
+
 struct Weight {
   int64_t inputs, columns, block, blocks, panels;  // K, N, channels per block, blocks per column, panels of columns
   int bits;                                        // 4 or 8
@@ -91,7 +93,7 @@ struct Kernels {
   int group;           // inputs of a column that are stored together in 8-bit weights: 2 or 4; 4-bit ones have 4
   bool wide_inputs;    // rows for 8-bit weights are int16, else int8
   bool signed_levels;  // 8-bit levels are stored minus 128
-  int tile_rows[2];    // rows of a tile at most, for 4 and 8 bits
+  int tile_rows;       // rows of a tile at most
   // activation(x) * up, or x / root(mean(x^2) + epsilon) * norm, of n values, a multiple of 8.
   void (*before)(const Before& step, const float* x, const float* up, int64_t n, float* out);
   // Quantises a row of `inputs` values to q [blocks * block].

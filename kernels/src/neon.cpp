@@ -114,8 +114,8 @@ bool has_dotprod() {
 }  // namespace
 
 const Kernels* neon_kernels() {
-  static const Kernels kernels = {"neon",  4,       false,   true, {4, 4}, before,    quantise,
-                                  product, prepare, scratch, part, join,   whole_rows};
+  static const Kernels kernels = {"neon",  4,       false,   true, 4,    before,    quantise,
+                                  product, prepare, scratch, part, join, whole_rows};
   return has_dotprod() ? &kernels : nullptr;
 }
 }  // namespace eagle

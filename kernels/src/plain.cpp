@@ -41,8 +41,8 @@ void product(const Weight& w, int64_t panel, int64_t first, int64_t count, int r
 }  // namespace
 
 const Kernels* plain_kernels() {
-  static const Kernels kernels = {"plain", 4,       false,   false, {4, 4}, before,    quantise,
-                                  product, prepare, scratch, part,  join,   whole_rows};
+  static const Kernels kernels = {"plain", 4,       false,   false, 4,    before,    quantise,
+                                  product, prepare, scratch, part,  join, whole_rows};
   return &kernels;
 }
 }  // namespace eagle

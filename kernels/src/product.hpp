@@ -25,16 +25,14 @@ struct Product {
   }
 };
 
-// Rows of a tile, quantised for one size of blocks and one layout, and the tiles that they make.
+// Rows quantised for one size of blocks and one layout, tile by tile.
 struct Input {
   int64_t block = 0, blocks = 0;
   bool wide = false;
-  int most = 1;               // rows of a tile
   uint8_t* values = nullptr;  // [rows, blocks * block], tile by tile
   float* scales = nullptr;
   int32_t* sums = nullptr;
   int64_t row_bytes() const { return blocks * block * (wide ? 2 : 1); }
-  int64_t tiles(int64_t rows) const { return (rows + most - 1) / most; }
 };
 
 struct Work {  // of one pass

@@ -9,11 +9,20 @@ constexpr int64_t EARLY = 4096;           // bytes of weights between those that
 constexpr int64_t CHUNK = 256;            // inputs of a row that one thread quantises: blocks have no more
 constexpr int64_t INPUTS_AT_ONCE = 1024;  // whose levels of one panel stay in the first cache while rows change
 
-// Rows of the tile that begins at `row`: as many as fit, but halves where one tile would be nearly empty.
-int tile_rows(int64_t row, int64_t rows, int most) {
-  const int64_t left = rows - row;
-  if (left <= most) return static_cast<int>(left);
-  return static_cast<int>(left < 2 * most ? (left + 1) / 2 : most);
+struct Tile {
+  int64_t first;  // row
+  int rows;
+};
+
+int64_t tiles_of(int64_t rows, const Kernels& kernels) { return (rows + kernels.tile_rows - 1) / kernels.tile_rows; }
+
+// Tile `number` of `tiles` over so many rows: as many as fit, but the last two share theirs evenly.
+Tile tile_at(int64_t number, int64_t tiles, int64_t rows, int most) {
+  if (number + 2 < tiles) return {number * most, most};
+  if (tiles == 1) return {0, static_cast<int>(rows)};
+  const int64_t first = (tiles - 2) * most, half = (rows - first + 1) / 2;
+  if (number + 1 < tiles) return {first, static_cast<int>(half)};
+  return {first + half, static_cast<int>(rows - first - half)};
 }
 
 void interleave(const int8_t* row, int64_t n, int rows, int r, uint8_t* tile, bool wide) {
@@ -50,17 +59,17 @@ void read_tile(const Work& all, int64_t t, int n, const Input& in, int64_t first
 // Panels first .. last - 1 of one weight for all rows. bias: [N] to add, or null; added: [rows, N] to add then, or null.
 void panels(const Kernels& kernels, const Weight& w, const Input& in, int64_t rows, int64_t first, int64_t last,
             const float* bias, const float* added, float* y) {
-  const int64_t tiles = in.tiles(rows), some = tiles == 1 ? w.blocks : INPUTS_AT_ONCE / w.block;
+  const int64_t tiles = tiles_of(rows, kernels), some = tiles == 1 ? w.blocks : INPUTS_AT_ONCE / w.block;
   const int64_t block_bytes = w.block * PANEL * w.bits / 8, unit = w.block * (in.wide ? 2 : 1);
-  float edge[8 * PANEL];
+  float edge[MOST_ROWS * PANEL];
   for (int64_t panel = first; panel < last; panel++) {
     const int64_t column = panel * PANEL, left = w.columns - column;
     const uint8_t* levels = w.levels + panel * w.panel_bytes();
     for (int64_t b = 0; b < w.blocks; b += some) {
       const int64_t count = b + some < w.blocks ? some : w.blocks - b, bytes = count * block_bytes;
       const uint8_t* here = levels + b * block_bytes;
-      for (int64_t t = 0, tile = 0; t < rows; tile++) {
-        const int n = tile_rows(t, rows, in.most);
+      for (int64_t tile = 0; tile < tiles; tile++) {
+        const auto [t, n] = tile_at(tile, tiles, rows, kernels.tile_rows);
         const Ahead ahead = {here + (tiles == 1 ? EARLY : bytes + bytes * tile / tiles), tiles};
         const Rows x = {in.values + t * in.row_bytes() + b * unit * n, in.scales + t * in.blocks,
                         in.sums + t * in.blocks};
@@ -76,27 +85,22 @@ void panels(const Kernels& kernels, const Weight& w, const Input& in, int64_t ro
           for (int64_t c = 0; c < real; c++) out[r * w.columns + c] += bias[column + c];
         for (int r = 0; r < n && real && added != nullptr; r++)
           for (int64_t c = 0; c < real; c++) out[r * w.columns + c] += added[(t + r) * w.columns + column + c];
-        t += n;
       }
     }
   }
 }
 }  // namespace
 
-// Quantises some pieces: chunks of the tiles that begin in a range of rows. The last two of all rows share them evenly.
+// Quantises some pieces: chunks of tiles.
 void read_tiles(const void* work, int64_t from, int64_t to, uint8_t* scratch) {
   const Work& w = *static_cast<const Work*>(work);
-  const int64_t channels = w.product->weights[0].inputs;
+  const int64_t channels = w.product->weights[0].inputs, tiles = tiles_of(w.rows, *w.product->kernels);
   for (int64_t piece = from; piece < to; piece++) {
-    const int64_t number = piece / w.chunks, begin = piece % w.chunks * CHUNK;
+    const Tile tile = tile_at(piece / w.chunks, tiles, w.rows, w.product->kernels->tile_rows);
+    const int64_t begin = piece % w.chunks * CHUNK;
     const int64_t end = w.chunks == 1 || begin + CHUNK > channels ? channels : begin + CHUNK;
-    for (int i = 0; i < w.count; i++) {
-      const Input& in = w.inputs[i];
-      const int64_t first = number * in.most, last = first + in.most < w.rows ? first + in.most : w.rows;
-      for (int64_t t = 0; t < last; t += tile_rows(t, w.rows, in.most))
-        if (t >= first)
-          read_tile(w, t, tile_rows(t, w.rows, in.most), in, begin, end, reinterpret_cast<float*>(scratch));
-    }
+    for (int i = 0; i < w.count; i++)
+      read_tile(w, tile.first, tile.rows, w.inputs[i], begin, end, reinterpret_cast<float*>(scratch));
   }
 }
 
@@ -119,16 +123,13 @@ size_t find_inputs(Work* work, Pass* pass) {
   for (int i = 0; i < p.count; i++) {
     const Weight& w = p.weights[i];
     const bool wide = w.bits == 8 && p.kernels->wide_inputs;
-    const int most = p.kernels->tile_rows[w.bits == 8];
     int n = 0;
-    while (n < work->count &&
-           !(work->inputs[n].block == w.block && work->inputs[n].wide == wide && work->inputs[n].most == most))
-      n++;
+    while (n < work->count && !(work->inputs[n].block == w.block && work->inputs[n].wide == wide)) n++;
     work->reads[i] = n;
     work->total += w.panels;
     if (n < work->count) continue;
     Input& in = work->inputs[work->count++];
-    in.block = w.block, in.blocks = w.blocks, in.wide = wide, in.most = most;
+    in.block = w.block, in.blocks = w.blocks, in.wide = wide;
     needed += rounded(size_t(work->rows * in.row_bytes())) + 2 * rounded(size_t(work->rows * in.blocks) * 4);
     pass->needs(size_t(w.inputs * 4 + in.blocks * in.block));
   }
@@ -149,13 +150,5 @@ uint8_t* place_inputs(Work* work, uint8_t* at) {
   return at;
 }
 
-// Each input has tiles of its own size; pieces are those of the one with the most, whose ranges of rows all of them take.
-int64_t pieces_of_inputs(const Work& work) {
-  int64_t tiles = 1;
-  for (int i = 0; i < work.count; i++) {
-    const int64_t of_input = work.inputs[i].tiles(work.rows);
-    tiles = of_input > tiles ? of_input : tiles;
-  }
-  return tiles * work.chunks;
-}
+int64_t pieces_of_inputs(const Work& work) { return tiles_of(work.rows, *work.product->kernels) * work.chunks; }
 }  // namespace eagle

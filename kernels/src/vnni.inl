@@ -74,6 +74,8 @@ INLINE Ints four_levels(const uint8_t* p) {
 }
 #endif
 
+#define ALL_ROWS _Pragma("GCC unroll 12")
+
 // A block's sum begins at minus its zero level times the row's sum, which fits 16 bits, as the zero level does.
 template <int R, int BITS>
 __attribute__((noinline)) void tile(const Weight& weight, const uint8_t* levels, const uint8_t* meta, int64_t count,
@@ -83,11 +85,11 @@ __attribute__((noinline)) void tile(const Weight& weight, const uint8_t* levels,
   const uint8_t* ahead = wanted.at;
   const int64_t step = 4 * STEP / wanted.tiles;
   Floats f[R];
-  UNROLLED for (int r = 0; r < R; r++) f[r] = more ? read(y + r * stride) : zeros();
+  ALL_ROWS for (int r = 0; r < R; r++) f[r] = more ? read(y + r * stride) : zeros();
   for (int64_t b = 0; b < count; b++, meta += META) {
     const Ints zero = minus_zeros(meta);
     Ints sums[R];
-    UNROLLED for (int r = 0; r < R; r++) sums[r] = pairs(zero, each(x.sums + r * weight.blocks + b));
+    ALL_ROWS for (int r = 0; r < R; r++) sums[r] = pairs(zero, each(x.sums + r * weight.blocks + b));
     _Pragma("GCC unroll 1") for (int64_t k = 0; k < weight.block; k += 16) {
       _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
       _mm_prefetch(reinterpret_cast<const char*>(ahead + 64), _MM_HINT_T0);
@@ -95,14 +97,14 @@ __attribute__((noinline)) void tile(const Weight& weight, const uint8_t* levels,
       if (BITS == 8) _mm_prefetch(reinterpret_cast<const char*>(ahead + 192), _MM_HINT_T0);
       UNROLLED for (int j = 0; j < 4; j++) {
         const Ints w = four_levels<BITS>(levels + j * STEP);
-        UNROLLED for (int r = 0; r < R; r++) sums[r] = dots(sums[r], w, each(values + (j * R + r) * 4));
+        ALL_ROWS for (int r = 0; r < R; r++) sums[r] = dots(sums[r], w, each(values + (j * R + r) * 4));
       }
       levels += 4 * STEP, ahead += step, values += 16 * R;
     }
     const Floats steps = steps_of(meta);
-    UNROLLED for (int r = 0; r < R; r++) f[r] = folded(sums[r], steps, x.scales[r * weight.blocks + b], f[r]);
+    ALL_ROWS for (int r = 0; r < R; r++) f[r] = folded(sums[r], steps, x.scales[r * weight.blocks + b], f[r]);
   }
-  UNROLLED for (int r = 0; r < R; r++) write(y + r * stride, f[r]);
+  ALL_ROWS for (int r = 0; r < R; r++) write(y + r * stride, f[r]);
 }
 
 void product(const Weight& w, int64_t panel, int64_t first, int64_t count, int rows, Rows x, float* y, int64_t stride,
@@ -123,6 +125,10 @@ void product(const Weight& w, int64_t panel, int64_t first, int64_t count, int r
     TILE(6);
     TILE(7);
     TILE(8);
+    TILE(9);
+    TILE(10);
+    TILE(11);
+    TILE(12);
     default:
       return;  // no tile has more rows
   }

@@ -29,7 +29,7 @@ from operator_graphs import (
 )
 
 pytestmark = needs_operators
-FEW = (1, 2, 3, 4, 5, 6, 7, 9, 13, 16)
+FEW = (1, 2, 3, 4, 5, 6, 7, 9, 12, 13, 16)
 PRODUCTS = [  # K, and per weight N and grid
     (576, [(576, Grid(4, 64, True)), (192, Grid(8, 64, True)), (192, Grid(8, 64, True))]),
     (1536, [(80, Grid(4, 128, True))]),
