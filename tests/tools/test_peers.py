@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import gguf
@@ -22,8 +23,8 @@ from conftest import GOLDEN
 from eagle_runtime.base.errors import RequestError
 from eagle_tools.bench import main
 from eagle_tools.bench.peer_rows import PASS_ROWS, passes_table
-from eagle_tools.bench.peers import check_peers
-from eagle_tools.peers.convert import convert
+from eagle_tools.bench.peers import check_peers, load_peers
+from eagle_tools.peers.convert import Converted, convert
 from eagle_tools.peers.engine import (
     ALL_FORMATS,
     FORMATS,
@@ -184,6 +185,16 @@ def test_engines_that_are_not_installed_are_left_out_and_named(monkeypatch: pyte
         monkeypatch.setitem(MODULES, engine, ("no_such_engine",))
     said.clear()
     assert installed_formats(FORMATS, said.append) == FORMATS and not said  # check_peers names the first
+
+
+def test_a_peer_that_does_not_decode_is_left_out_and_named(tmp_path: Path) -> None:
+    source = open_source(GOLDEN / "target")
+    models = [Converted(form, tmp_path / "model.gguf", 1) for form in FORMATS if form.engine == LLAMA_CPP][:2]
+    said: list[str] = []
+    with ExitStack() as stack, pytest.raises(RequestError, match=LLAMA_CPP):
+        load_peers(source, models, 1, 64, stack, said.append)
+    (line,) = said  # the last one's reason is the error
+    assert line.startswith(f"{models[0].format} is left out: {LLAMA_CPP} with {tmp_path}")
 
 
 def test_passes_are_shown_in_milliseconds() -> None:

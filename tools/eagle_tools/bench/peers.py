@@ -106,15 +106,37 @@ def converted_peers(
     return convert(source, formats, work or cache_folder() / "peers", threads, say)
 
 
-def load_peers(source: Source, models: Sequence[Converted], threads: int, context: int, stack: ExitStack) -> Peers:
-    """Returns the peers, loaded; the stack ends their processes."""
+def load_peers(
+    source: Source,
+    models: Sequence[Converted],
+    threads: int,
+    context: int,
+    stack: ExitStack,
+    say: Callable[[str], None],
+) -> Peers:
+    """Returns the peers, loaded; the stack ends their processes. One that does not decode here is left out, and `say` is
+    told. Raises RequestError if none does."""
     workers, sizes, weights = {}, {}, source.num_weights()
     for model in models:
         form = model.format
-        workers[form] = Worker(form.engine, model.path, threads, context)
-        stack.callback(workers[form].close)
+        try:
+            workers[form] = _tried(stack, form, model.path, threads, context)
+        except RequestError as error:
+            if model is models[-1] and not workers:
+                raise
+            say(f"{form} is left out: {error}")
+            continue
         sizes[form.name, form.engine] = Stored(model.stored, 8 * model.stored / weights)
     return Peers(source, workers, sizes)
+
+
+def _tried(stack: ExitStack, form: Format, path: Path, threads: int, context: int) -> Worker:
+    """Returns a model's process, which has decoded two tokens. Raises RequestError."""
+    worker = Worker(form.engine, path, threads, context)
+    stack.callback(worker.close)
+    worker.start("trial", MODES[form.engine][0], range(1, 9), 2)
+    worker.advance("trial", 0.0, 2)
+    return worker
 
 
 def stored_target(bundle: Path, graph: str, weights: int | None) -> Stored:

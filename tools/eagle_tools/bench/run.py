@@ -119,7 +119,7 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
         if plan.pytorch is not None:
             contenders += _their_contenders(plan, plan.pytorch, longest, asked[0], stack, reporter, notes)
         room = max(longest, CONTEXT + PASS_ROWS[-1])
-        peers = load_peers(source, converted, plan.threads, room, stack) if converted else None
+        peers = load_peers(source, converted, plan.threads, room, stack, reporter.say) if converted else None
         contenders += peers.contenders() if peers else []
         chat = models[0].text.chat
         prompts = sum(len(question.turns) if chat else 1 for question in plan.questions)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -96,7 +97,9 @@ class Worker:
 
     def _fail(self) -> None:
         self._process.join(5)
-        raise RequestError(f"{self._name}: its process ended with status {self._process.exitcode}") from None
+        status = self._process.exitcode
+        ended = f"with status {status}" if status is None or status >= 0 else f"by {signal.Signals(-status).name}"
+        raise RequestError(f"{self._name}: its process ended {ended}") from None
 
 
 def _serve(pipe: Connection, engine: str, path: Path, threads: int, context: int) -> None:

@@ -82,7 +82,7 @@ def _measured(args: argparse.Namespace, bundles: Sequence[Path], questions: Sequ
             made = converted_peers(source, formats, args.peer_folder, threads, progress.console.print)
             room = max(map(len, prompts)) + max(args.max_new_tokens, args.own_tokens)
             context = min(max(WINDOW, room, CONTEXT + NODES), reference.context)
-            peers = load_peers(source, made, threads, context, stack)
+            peers = load_peers(source, made, threads, context, stack, progress.console.print)
         task = progress.add_task("writing the reference's own text", total=args.own_tokens)
         own = own_text(
             reference, prompts, args.own_tokens, args.seed, args.own_temperature, lambda n: progress.advance(task, n)
