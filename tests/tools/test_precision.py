@@ -143,7 +143,7 @@ def test_wrong_input_is_refused_before_the_work(
         ({"--own-tokens": -1}, "own_tokens is -1"),
         ({"--own-temperature": -1}, "own_temperature is -1.0"),
         ({"--peer-formats": "llama.cpp/q4_0"}, "give --peer-target TARGET too"),
-        ({"--peer-target": tmp_path / "none"}, "none has no config.json"),
+        ({"--peer-target": tmp_path / "none", "--peer-formats": "llama.cpp/q8_0"}, "none has no config.json"),
         ({"--peer-target": tmp_path, "--peer-formats": "llama.cpp/q3"}, "peer 'llama.cpp/q3' is unknown"),
         ({"--threads": 0}, "threads is 0"),
     ]

@@ -14,7 +14,7 @@ from eagle_runtime.base.errors import RequestError
 from eagle_runtime.base.files import replacing
 from eagle_runtime.commands.command import Listed, Parser
 from eagle_tools.check_command import run_check
-from eagle_tools.peers.engine import FORMATS, Format, format_of, installed_formats
+from eagle_tools.peers.engine import FORMATS, Format, formats_of
 
 if TYPE_CHECKING:
     from eagle_tools.bench.seeds import SeedsTable
@@ -179,11 +179,8 @@ def _modes(args: argparse.Namespace, with_peers: bool) -> tuple[str, ...]:
 
 def _peers(args: argparse.Namespace) -> tuple[Format, ...]:
     """Returns the formats of other engines to compare with."""
-    if args.peer_formats is not None:
-        return tuple(dict.fromkeys(format_of(name) for name in args.peer_formats.split(",")))
-    if args.peers or args.peer_rows:
-        return installed_formats(FORMATS, lambda line: print(f"eagle-bench: {line}", file=sys.stderr))
-    return ()
+    wanted = args.peer_formats is not None or args.peers or args.peer_rows
+    return formats_of(args.peer_formats, FORMATS, "eagle-bench") if wanted else ()
 
 
 def _parser() -> Parser:

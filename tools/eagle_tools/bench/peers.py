@@ -114,8 +114,8 @@ def load_peers(
     stack: ExitStack,
     say: Callable[[str], None],
 ) -> Peers:
-    """Returns the peers, loaded; the stack ends their processes. One that does not decode here is left out, and `say` is
-    told. Raises RequestError if none does."""
+    """Returns the peers, loaded; the stack ends their processes. One that does not decode here is left out, which is
+    said. Raises RequestError if none does."""
     workers, sizes, weights = {}, {}, source.num_weights()
     for model in models:
         form = model.format

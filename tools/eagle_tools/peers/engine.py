@@ -5,6 +5,7 @@ V: vocabulary. R: rows of a forward pass.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -78,6 +79,14 @@ def format_of(name: str) -> Format:
         if str(known) == name:
             return known
     raise RequestError(f"peer {name!r} is unknown; there is {', '.join(map(str, ALL_FORMATS))}")
+
+
+def formats_of(names: str | None, usual: Sequence[Format], command: str) -> tuple[Format, ...]:
+    """Returns the formats that a command compares: those of `names`, with commas, or the usual ones that are installed;
+    those left out are said on stderr. Raises RequestError for an unknown name."""
+    if names is not None:
+        return tuple(dict.fromkeys(format_of(name) for name in names.split(",")))
+    return installed_formats(usual, lambda line: print(f"{command}: {line}", file=sys.stderr))
 
 
 def installed(modules: Sequence[str]) -> bool:

@@ -18,7 +18,7 @@ from eagle_runtime.commands.command import Parser, run_command
 from eagle_tools.bench.machine import physical_cores
 from eagle_tools.bench.peers import Peers, check_peers, converted_peers, load_peers, stored_target
 from eagle_tools.bench.rows import precision_name
-from eagle_tools.peers.engine import ALL_FORMATS, Format, format_of, installed_formats
+from eagle_tools.peers.engine import ALL_FORMATS, formats_of
 from eagle_tools.precision.closeness import Passage, Scorer, compare_texts, own_text
 from eagle_tools.precision.rows import Row, rows_of, tables
 from eagle_tools.precision.speed import CONTEXT, NODES, Answerer, BundleAnswers, PeerAnswers, prompt_of, time_models
@@ -57,8 +57,9 @@ def _measured(args: argparse.Namespace, bundles: Sequence[Path], questions: Sequ
     from rich.progress import Progress
 
     threads = args.threads or physical_cores()
-    formats = _formats(args)
-    source = None if args.peer_target is None else check_peers(args.peer_target, formats)
+    compared = args.peer_target is not None
+    formats = formats_of(args.peer_formats, ALL_FORMATS, "eagle-precision") if compared else ()
+    source = check_peers(args.peer_target, formats) if compared else None
     with contextlib.ExitStack() as stack:
         models = [stack.enter_context(EagleModel.load(bundle, threads=args.threads)) for bundle in bundles]
         _check_vocabularies(bundles, models)
@@ -108,15 +109,6 @@ def _measured(args: argparse.Namespace, bundles: Sequence[Path], questions: Sequ
         task = progress.add_task("decoding", total=len(questions))
         speeds = time_models(answerers, questions, args.max_new_tokens, lambda: progress.advance(task))
     return rows_of(names, sizes, by_own, by_text, speeds)
-
-
-def _formats(args: argparse.Namespace) -> tuple[Format, ...]:
-    """Returns the formats of other engines to compare with."""
-    if args.peer_target is None:
-        return ()
-    if args.peer_formats:
-        return tuple(format_of(name) for name in args.peer_formats.split(","))
-    return installed_formats(ALL_FORMATS, lambda line: print(f"eagle-precision: {line}", file=sys.stderr))
 
 
 def _agreement(row: Row) -> float:
