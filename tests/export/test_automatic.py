@@ -32,6 +32,7 @@ from eagle_export.recording.self_calibration import KEPT, observe_source
 from eagle_export.writing.automatic import Option, Sensitivity, chosen
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
+from eagle_runtime.base.errors import EagleError
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.text.tokenizer import Text
 from export_workplace import make_target
@@ -241,7 +242,10 @@ def test_a_long_export_says_before_its_weights_are_rounded_that_its_kl_will_be_t
         (["-p", "auto"], "chooses layers by a size or a least agreement; give one of them"),
         (["-p", "int4", "--size", "5GB"], "belongs to precision auto, not int4"),
         (["-p", "auto", "--min-agreement", "98"], "the agreement is 98, but must be between 0 and 1"),
-        (["-p", "auto", "--size", "1GB", "--calibration", "c"], "measures the source itself; give a text as calibrate"),
+        (
+            ["-p", "auto", "--size", "1GB", "--calibration", "c"],
+            "measures the source itself; give it a text, not a folder",
+        ),
         (["-p", "auto", "--size", "1kB"], "all layers in four bits take "),
         (["-p", "auto", "--size", "big"], "argument --size: 'big' is not a size like 2GB"),
     ],
@@ -254,6 +258,14 @@ def test_budgets_that_cannot_be_kept(
     except SystemExit as error:
         status = int(error.code or 0)
     assert status == 2 and says in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+def test_a_size_that_is_too_small_is_refused_before_anything_is_recorded(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")  # which a recording refuses
+    for size, says in ((1_000, "all layers in four bits take "), (10**9, "empty.txt")):
+        with pytest.raises(EagleError, match=says):
+            export(TARGET, None, tmp_path / "b", Settings(precision="auto", size=size, calibrate=empty))
 
 
 @pytest.mark.parametrize("kind", HEADS)

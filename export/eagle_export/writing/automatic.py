@@ -101,8 +101,8 @@ def choose(
 ) -> Choice:
     """Smooths the target, in place, and chooses the grids of its layers.
 
-    graphs: as traced. plan_of: returns the passes for grids by weight name. Raises ExportError if the size is too small
-    for the narrowest grids, or an agreement is asked for where only relative errors are known."""
+    graphs: as traced, which fit the size (check_size). plan_of: returns the passes for grids by weight name. Raises
+    ExportError if an agreement is asked for where only relative errors are known."""
     if budget.agreement is not None and not recorded.importance:
         raise ExportError(
             "how much layers change predictions can only be measured with the whole source in memory, which has no "
@@ -116,14 +116,7 @@ def choose(
     def left(chosen_grids: Mapping[str, Grid]) -> Plan:
         return plan_after(first, plan_of(chosen_grids))
 
-    narrow = left({name: each[0] for name, each in grids.items()})
-    least = sum(_bytes_after(narrow, name, graph) for name, graph in graphs.items())
-    room = None if budget.size is None else budget.size - least
-    if room is not None and room < 0:
-        raise ExportError(
-            f"all layers in four bits take {least / 1e6:.1f} MB and {(budget.size or 0) / 1e6:.1f} MB are allowed; "
-            "allow more, or export a smaller model"
-        )
+    room = None if budget.size is None else budget.size - _least_bytes(graphs, left)
     losses, most = [], recorded.inputs[layers[0].name].rows
     for number, layer in enumerate(layers):
         report(f"measuring layers ({number} of {len(layers)})")
@@ -131,6 +124,23 @@ def choose(
     rows = chosen(_on_one_scale(layers, grids, losses), room, budget.agreement)
     kl = COMPENSATED * sum(each.choice.kl for each in rows) if recorded.importance else None
     return Choice(tuple(rows), left({each.name: each.choice.grid for each in rows}), done, kl)
+
+
+def check_size(graphs: Mapping[str, ir.Model], plan_of: Callable[[Mapping[str, Grid]], Plan], size: int) -> None:
+    """Raises ExportError unless weights fit into `size` bytes in the narrowest grids. graphs: as traced; plan_of: as in
+    `choose`."""
+    least = _least_bytes(graphs, plan_of)
+    if least > size:
+        raise ExportError(
+            f"all layers in four bits take {least / 1e6:.1f} MB and {size / 1e6:.1f} MB are allowed; "
+            "allow more, or export a smaller model"
+        )
+
+
+def _least_bytes(graphs: Mapping[str, ir.Model], plan_of: Callable[[Mapping[str, Grid]], Plan]) -> int:
+    """Bytes of all weights after the passes that plan_of returns for the narrowest grids."""
+    narrow = plan_of({layer.name: grids_of(layer)[0] for layer in linears(graphs["target"])})
+    return sum(_bytes_after(narrow, name, graph) for name, graph in graphs.items())
 
 
 def smoothed_first(target: ir.Model, plan: Plan) -> tuple[dict[str, str], int]:

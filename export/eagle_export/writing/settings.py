@@ -71,7 +71,7 @@ class Settings:
             raise ExportError(f"{self.precision} for backend {self.backend} records no inputs; leave the text out")
         if self.precision == AUTO and self.calibration is not None:
             raise ExportError(
-                f"precision {AUTO} measures the source itself; give a text as calibrate, not a calibration"
+                f"precision {AUTO} measures the source itself; give it a text, not a folder of eagle-calib"
             )
         if not self.record and (self.calibrate is not None or self.precision == AUTO):
             what = "a text" if self.calibrate is not None else AUTO
