@@ -35,8 +35,8 @@ def read_windows(path: Path | None, text: Text, vocab_size: int, window: int, ma
             room -= len(windows[-1])
         if room <= 0:
             break
-    if not windows:
-        raise CalibrationError(f"{name} holds no text; give some to calibrate on")
+    if all(len(one) < 2 for one in windows):  # a head reads a token and the one after it
+        raise CalibrationError(f"{name} holds no text of two tokens; give some to calibrate on")
     return windows
 
 

@@ -33,6 +33,7 @@ from eagle_export.graphs.block_graph import write_transitions
 from eagle_export.graphs.pair import Pair, build_graphs, open_pair
 from eagle_export.graphs.weights import DATA_SUFFIX, num_bytes, save, save_over
 from eagle_export.heads.block_config import TRANSITIONS
+from eagle_export.recipes.keep import KeepLayers
 from eagle_export.recipes.native import both_forms
 from eagle_export.recipes.native_head import native_head
 from eagle_export.recipes.plan import AUTO, Passes, Plan, apply, routes_experts
@@ -207,6 +208,8 @@ def _traced(work: Work, until_end: ExitStack) -> Traced:
     work.report("tracing")
     traced = work.order.plan().traced
     graphs = build_graphs(pair, traced, work.top_k, routed=routes_experts(settings.backend))
+    if settings.keep:
+        KeepLayers(tuple(settings.keep)).check_patterns(graphs["target"])
     if work.order.budget.size is not None:
         check_size(graphs, partial(work.order.plan, None), work.order.budget.size)
     if requirement.seconds > NOTABLE:

@@ -48,6 +48,7 @@ def refused(bundles: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixt
     ("name", "content", "words"),
     [
         ("a.txt", b"", "holds no text"),
+        ("a.txt", b"\n", "holds no text of two tokens"),
         ("a.txt", "Käse".encode("latin-1"), "not UTF-8 text (byte 1)"),
         ("a.txt", b"ab\0cd", "is not text (it holds zero bytes)"),
         ("a.jsonl", b"", "holds no text"),

@@ -260,12 +260,22 @@ def test_budgets_that_cannot_be_kept(
     assert status == 2 and says in capsys.readouterr().err and list(tmp_path.iterdir()) == []
 
 
-def test_a_size_that_is_too_small_is_refused_before_anything_is_recorded(tmp_path: Path) -> None:
-    empty = tmp_path / "empty.txt"
-    empty.write_text("")  # which a recording refuses
-    for size, says in ((1_000, "all layers in four bits take "), (10**9, "empty.txt")):
-        with pytest.raises(EagleError, match=says):
-            export(TARGET, None, tmp_path / "b", Settings(precision="auto", size=size, calibrate=empty))
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"size": 1_000}, "all layers in four bits take "),
+        ({"keep": ["foo"]}, "no linear layer of the target is named 'foo'"),
+        ({"calibrate": Path("one.jsonl")}, "one.jsonl holds no text of two tokens"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused_before_anything_is_recorded(
+    changed: dict[str, object], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("one.jsonl").write_text(json.dumps({"ids": [1]}))
+    monkeypatch.setattr(bundle, "recorded_inputs", None)
+    with pytest.raises(EagleError, match=says):
+        export(TARGET, None, tmp_path / "b", precision="auto", **{"size": 10**9, **changed})
 
 
 @pytest.mark.parametrize("kind", HEADS)

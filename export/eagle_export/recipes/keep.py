@@ -33,7 +33,12 @@ class KeepLayers(Pass[Linear]):
         return kept
 
     def apply(self, model: ir.Model) -> dict[str, str]:
-        """As every pass, after a check that each pattern fits a layer."""
+        """As every pass, after `check_patterns`."""
+        self.check_patterns(model)
+        return Pass.apply(self, model)
+
+    def check_patterns(self, model: ir.Model) -> None:
+        """Raises ExportError unless each pattern fits a layer."""
         layers = linears(model)
         for pattern in self.patterns:
             if not any(_fits(linear, pattern) for linear in layers):
@@ -41,7 +46,6 @@ class KeepLayers(Pass[Linear]):
                     f"no linear layer of the target is named {pattern!r}, so that none can be kept; their names are "
                     f"like {layers[0].name} and {LM_HEAD}"
                 )
-        return Pass.apply(self, model)
 
 
 def _fits(linear: Linear, pattern: str) -> bool:

@@ -46,7 +46,9 @@ FOLDER = "inputs"  # for recorded inputs, in the folder of finished work
 def how_to_record(pair: Pair, data: Path | None) -> tuple[Way, list[str]]:
     """Returns the way, and warnings that say why it is not the whole model on text of its own.
 
-    data: a text that was asked for."""
+    data: a text that was asked for. Raises CalibrationError for one that cannot be used."""
+    if data is not None:
+        _windows(pair, data)
     try:
         check_memory(4 * pair.target.numbers)
     except ExportError as error:
@@ -78,12 +80,16 @@ def recorded_inputs(
             return other.completed(finished, report, weighed=weighed), []
         if way == "whole":
             return observe_source(pair.target, text, data, pair.head, report, asked, finished, weighed=weighed), []
-        windows = texts_to_read(text, data, int(pair.config.vocab_size), int(pair.config.max_position_embeddings))
-        return observe_layers(pair.target, windows, finished / FOLDER, pair.head, report), []
+        return observe_layers(pair.target, _windows(pair, data), finished / FOLDER, pair.head, report), []
     except ExportError as error:
         if data is not None:
             raise
         return None, [f"{UNRECORDED}{error}"]
+
+
+def _windows(pair: Pair, data: Path | None) -> list[list[int]]:
+    """As texts_to_read, of the pair's target."""
+    return texts_to_read(pair.text, data, int(pair.config.vocab_size), int(pair.config.max_position_embeddings))
 
 
 INPUTS, NAMES = "other half", "names.json"  # in the copy's folder: recorded inputs, and layer -> file there
