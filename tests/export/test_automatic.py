@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -269,7 +270,7 @@ def test_budgets_that_cannot_be_kept(
     ],
 )
 def test_what_does_not_fit_the_model_is_refused_before_anything_is_recorded(
-    changed: dict[str, object], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changed: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("one.jsonl").write_text(json.dumps({"ids": [1]}))
