@@ -87,7 +87,7 @@ class Costs:
 def shared(costs: Costs, others: int) -> Costs:
     """Costs of a text whose passes `others` more texts share: of a pass in which each has one row, its part; and what
     its further rows add to that, if it alone has more, or its part of that if all have as many, whichever is more: in
-    kernels that compute eight rows at a time the ninth row is expensive, and the eight after it are not. Rows are more
+    kernels that compute twelve rows at a time the next row is expensive, and the eleven after it are not. Rows are more
     expensive than alone where the first ones of a pass wait for memory, so trees shrink as load grows (Sequoia, arXiv
     2402.12374, measures the same of batches)."""
     contexts, lines = costs.target.contexts, []
