@@ -40,7 +40,7 @@ from eagle_export.recipes.plan import AUTO, Passes, Plan, apply, routes_experts
 from eagle_export.recording.recording import OtherHalf, Way, how_to_record, other_half, recorded_inputs
 from eagle_export.recording.self_calibration import KEPT, LENGTH
 from eagle_export.recording.source_text import Asked
-from eagle_export.writing.automatic import Sensitivity, check_size, choose, foreseen_kl, plan_after, smoothed_first
+from eagle_export.writing.automatic import Sensitivity, choose, foreseen_kl, plan_after, room_for, smoothed_first
 from eagle_export.writing.bar import Bar, bar
 from eagle_export.writing.listing import GRAPH_FILES, NATIVE_FILES, graph_specs, manifest_of, shared_weights
 from eagle_export.writing.pair_checks import check_settings, notes_on
@@ -211,7 +211,7 @@ def _traced(work: Work, until_end: ExitStack) -> Traced:
     if settings.keep:
         KeepLayers(tuple(settings.keep)).check_patterns(graphs["target"])
     if work.order.budget.size is not None:
-        check_size(graphs, partial(work.order.plan, None), work.order.budget.size)
+        room_for(graphs, partial(work.order.plan, None), work.order.budget.size)
     if requirement.seconds > NOTABLE:
         print_line("eagle-export", requirement.line(work.bundle))
     layers = layers_of(graphs["target"])

@@ -101,8 +101,8 @@ def choose(
 ) -> Choice:
     """Smooths the target, in place, and chooses the grids of its layers.
 
-    graphs: as traced, which fit the size (check_size). plan_of: returns the passes for grids by weight name. Raises
-    ExportError if an agreement is asked for where only relative errors are known."""
+    graphs: as traced. plan_of: returns the passes for grids by weight name. Raises ExportError if the size is too small
+    for the narrowest grids, or an agreement is asked for where only relative errors are known."""
     if budget.agreement is not None and not recorded.importance:
         raise ExportError(
             "how much layers change predictions can only be measured with the whole source in memory, which has no "
@@ -116,7 +116,7 @@ def choose(
     def left(chosen_grids: Mapping[str, Grid]) -> Plan:
         return plan_after(first, plan_of(chosen_grids))
 
-    room = None if budget.size is None else budget.size - _least_bytes(graphs, left)
+    room = None if budget.size is None else room_for(graphs, left, budget.size)
     losses, most = [], recorded.inputs[layers[0].name].rows
     for number, layer in enumerate(layers):
         report(f"measuring layers ({number} of {len(layers)})")
@@ -126,21 +126,17 @@ def choose(
     return Choice(tuple(rows), left({each.name: each.choice.grid for each in rows}), done, kl)
 
 
-def check_size(graphs: Mapping[str, ir.Model], plan_of: Callable[[Mapping[str, Grid]], Plan], size: int) -> None:
-    """Raises ExportError unless weights fit into `size` bytes in the narrowest grids. graphs: as traced; plan_of: as in
-    `choose`."""
-    least = _least_bytes(graphs, plan_of)
+def room_for(graphs: Mapping[str, ir.Model], plan_of: Callable[[Mapping[str, Grid]], Plan], size: int) -> int:
+    """Returns how many of `size` bytes are left when all weights are in the narrowest grids. graphs: as they are before
+    the passes that plan_of returns for grids by weight name. Raises ExportError if they take more."""
+    narrow = plan_of({layer.name: grids_of(layer)[0] for layer in linears(graphs["target"])})
+    least = sum(_bytes_after(narrow, name, graph) for name, graph in graphs.items())
     if least > size:
         raise ExportError(
             f"all layers in four bits take {least / 1e6:.1f} MB and {size / 1e6:.1f} MB are allowed; "
             "allow more, or export a smaller model"
         )
-
-
-def _least_bytes(graphs: Mapping[str, ir.Model], plan_of: Callable[[Mapping[str, Grid]], Plan]) -> int:
-    """Bytes of all weights after the passes that plan_of returns for the narrowest grids."""
-    narrow = plan_of({layer.name: grids_of(layer)[0] for layer in linears(graphs["target"])})
-    return sum(_bytes_after(narrow, name, graph) for name, graph in graphs.items())
+    return size - least
 
 
 def smoothed_first(target: ir.Model, plan: Plan) -> tuple[dict[str, str], int]:
