@@ -139,14 +139,7 @@ ort::Status read_steps(const void* info, Steps* all) {
 }
 
 ort::Status create(const ort::CustomOp*, const void*, const void* info, void** kernel) {
-  Steps* all = make<Steps>();
-  if (all == nullptr) return ort::error(NO_MEMORY);
-  if (ort::Status status = read_steps(info, all)) {
-    unmake(all);
-    return status;
-  }
-  *kernel = all;
-  return nullptr;
+  return create_from<Steps, const void*, read_steps>(info, kernel);
 }
 
 // Sets the values that the node gets.

@@ -83,9 +83,9 @@ struct Kind {
 };
 constexpr int STEP_PHASES = 5;  // that a step adds at most
 
-// Kind::create and Kind::destroy of a T that `read` fills.
-template <class T, ort::Status (*read)(const Source&, T*)>
-ort::Status create_kind(const Source& source, void** what) {
+// Makes a T that `read` fills.
+template <class T, class From, ort::Status (*read)(From, T*)>
+ort::Status create_from(From source, void** what) {
   T* made = make<T>();
   if (made == nullptr) return ort::error(NO_MEMORY);
   if (ort::Status status = read(source, made)) {
@@ -95,6 +95,10 @@ ort::Status create_kind(const Source& source, void** what) {
   *what = made;
   return nullptr;
 }
+
+// Kind::create and Kind::destroy of such a T.
+template <class T, ort::Status (*read)(const Source&, T*)>
+constexpr auto create_kind = create_from<T, const Source&, read>;
 template <class T>
 void destroy_kind(void* what) {
   unmake(static_cast<T*>(what));

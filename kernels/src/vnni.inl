@@ -123,12 +123,14 @@ void product(const Weight& w, int64_t panel, int64_t first, int64_t count, int r
     TILE(4);
     TILE(5);
     TILE(6);
+#if defined(__AVX512F__)  // with half the registers tiles have six rows at most
     TILE(7);
     TILE(8);
     TILE(9);
     TILE(10);
     TILE(11);
     TILE(12);
+#endif
     default:
       return;  // no tile has more rows
   }
