@@ -7,13 +7,13 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import math
 import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 from eagle_calib.replay import compare, golden_prompts, mean_tau, replay
 from eagle_runtime import BackendError, BundleError, EagleModel, Result
@@ -29,10 +29,12 @@ from eagle_tools.engines import find_engines, nvidia_gpu
 from eagle_tools.ties import is_tie
 
 AGREEMENT_LOST = 0.005  # maximum loss of top-1 agreement, as a share of all tokens, against the certificate
-# The same of quantised targets, whose kernels round differently on other processors: int4 of the shipped pair,
-# certified at 94.5 % with AVX-512 VNNI, has 93.0 % with AVX2 alone. Of a certificate's 128 tokens this is 3.
+# The same of quantised targets, whose kernels round differently: of 97 certified rows int4 of SmolLM2-135M-Instruct
+# ranks another token first in 7 with native operators than with the portable graph (86.6 and 89.7 % are right).
+# Which of both is right there is chance, so the limit is this or two standard errors of the certified share.
 QUANTISED_AGREEMENT_LOST = 0.03
-TAU_LOST = 0.05  # maximum relative loss of tau: near ties fall differently on other processors
+# Maximum relative loss of tau, and that of quantised targets: the same pair has 3.26 and 3.88 over some 30 passes.
+TAU_LOST, QUANTISED_TAU_LOST = 0.05, 0.2
 LARGEST_DIFFERENCE = 0.05  # maximum difference by rounding, as a share of an output's largest number
 
 
@@ -158,8 +160,7 @@ def _check_model(model: EagleModel, manifest: Manifest, reference: EagleModel | 
     yield _lossless(plain, eagle, _ties(model, prompts, plain, eagle))
     if certificate is not None:
         yield from _as_certified(model, certificate)
-    yield _tau(mean_tau(eagle), certificate)
-    yield _speed(plain, eagle)
+    yield _tau(mean_tau(eagle), certificate, QUANTISED_TAU_LOST if _is_quantised(manifest) else TAU_LOST)
     yield from _graphs(model)
     if reference is not None and reference is not model:
         vocab_size = manifest.target.vocab_size
@@ -201,8 +202,7 @@ def _limits(manifest: Manifest, certificate: Certificate) -> Check:
 
 def _as_certified(model: EagleModel, certificate: Certificate) -> Iterator[Check]:
     here = compare(model, certificate.prompts)
-    quantised = model.manifest.precision["target"].startswith("int")
-    lost = QUANTISED_AGREEMENT_LOST if quantised else AGREEMENT_LOST
+    lost = _agreement_lost(certificate) if _is_quantised(model.manifest) else AGREEMENT_LOST
     yield Check(
         "agreement",
         here.agreement >= certificate.agreement - lost,
@@ -215,18 +215,23 @@ def _as_certified(model: EagleModel, certificate: Certificate) -> Iterator[Check
     )
 
 
-def _tau(tau: float, certificate: Certificate | None) -> Check:
+def _is_quantised(manifest: Manifest) -> bool:
+    return manifest.precision["target"].startswith("int")
+
+
+def _agreement_lost(certificate: Certificate) -> float:
+    """What a quantised target may lose of its certified agreement."""
+    share, tokens = certificate.agreement, sum(len(golden.continuation) for golden in certificate.prompts)
+    return max(QUANTISED_AGREEMENT_LOST, 2 * math.sqrt(share * (1 - share) / tokens))
+
+
+def _tau(tau: float, certificate: Certificate | None, lost: float) -> Check:
+    """lost: the part of the certified tau that may be missing."""
     says = f"{tau:.2f} tokens per forward pass of the target"
     if certificate is None:
         return Check("tau", None, says, tau)
-    near = tau >= certificate.tau * (1 - TAU_LOST)
+    near = tau >= certificate.tau * (1 - lost)
     return Check("tau", near, f"{says} (certified: {certificate.tau:.2f})", tau, certificate.tau, fatal=False)
-
-
-def _speed(plain: Sequence[Result], eagle: Sequence[Result]) -> Check:
-    speeds = [median(result.usage.tokens_per_s for result in results) for results in (plain, eagle)]
-    says = f"{speeds[1]:.1f} tokens per second with drafts, {speeds[0]:.1f} without"
-    return Check("speed", None, says, speeds[1])
 
 
 def _graphs(model: EagleModel) -> Iterator[Check]:
