@@ -55,11 +55,6 @@ def in_int4(linear: Linear) -> bool:
     return fed_by_norm(linear) and not narrows(linear) and not is_lm_head(linear)
 
 
-def not_in_int4(linear: Linear) -> bool:
-    """Whether an int4-int8 target stores a layer in eight bits."""
-    return not in_int4(linear)
-
-
 def grid_in_int4(linear: Linear) -> Grid | None:
     """The grid of a layer of an int4 target that does not have INT4. k and v, if they are narrower than q, are in eight
     bits: each of their columns serves several query heads, and they are 3 % of the weights of a Llama with 8 of 32
@@ -67,16 +62,6 @@ def grid_in_int4(linear: Linear) -> Grid | None:
     if is_lm_head(linear):
         return TABLES
     return INT8 if fed_by_norm(linear) and narrows(linear) else None
-
-
-def lm_head_in(grid: Grid) -> Callable[[Linear], Grid | None]:
-    """Returns a function that names a grid for the LM head alone."""
-    return lambda linear: grid if is_lm_head(linear) else None
-
-
-def all_but_lm_head(linear: Linear) -> bool:
-    """Whether a layer is not the LM head."""
-    return not is_lm_head(linear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +103,23 @@ def smoothed(seen: Observations | None, simulate: Simulate) -> Passes:
     return () if seen is None else (Smooth(seen, simulate),)
 
 
+def in_blocks(
+    seen: Observations | None,
+    grid: Grid,
+    table: EmbeddingBlocks,
+    other: Callable[[Linear], Grid | None] = lambda _: None,
+) -> Passes:
+    """The passes of a target whose layers are all in blocks. other: as in WeightBlocks."""
+    blocks = WeightBlocks(grid, seen, other=other)
+    return (*smoothed(seen, partial(simulated_blocks, grid)), ExactAttention(), blocks, table)
+
+
+def in_static_int8(seen: Observations | None, *attention: ExactAttention) -> Passes:
+    """The passes of a graph for a CPU whose inputs have one scale for all rows."""
+    static = Int8Static(seen, UNSIGNED)
+    return (*smoothed(seen, simulated_static), EmbeddingFp16(), static, *attention, Int8PerToken())
+
+
 def auto_passes(seen: Observations | None, grids: Mapping[str, Grid]) -> Passes:
     """The passes of a target in "auto". grids: by weight name; other weights have those of int4. Layers are smoothed
     for int4, which does no harm to wider ones."""
@@ -125,17 +127,12 @@ def auto_passes(seen: Observations | None, grids: Mapping[str, Grid]) -> Passes:
     def grid_of(linear: Linear) -> Grid | None:
         return grids.get(linear.name) or (TABLES if is_lm_head(linear) else None)
 
-    return (
-        *smoothed(seen, partial(simulated_blocks, INT4)),
-        ExactAttention(),
-        WeightBlocks(INT4, seen, other=grid_of),
-        EmbeddingBlocks(TABLES, grids),
-    )
+    return in_blocks(seen, INT4, EmbeddingBlocks(TABLES, grids), grid_of)
 
 
 def head_in_int4(seen: Observations | None) -> Passes:
     """The passes of a head in int4, whose LM head is in int8: it says which tokens rank first. So is its embedding."""
-    return (WeightBlocks(HEAD, seen, other=lm_head_in(INT8)), EmbeddingBlocks(INT8))
+    return WeightBlocks(HEAD, seen, other=lambda linear: INT8 if is_lm_head(linear) else None), EmbeddingBlocks(INT8)
 
 
 CPU = {
@@ -143,12 +140,7 @@ CPU = {
     "fp16": Recipe("fp16"),
     "int8": Recipe(
         "fp32",
-        target=lambda seen: (
-            *smoothed(seen, partial(simulated_blocks, INT8)),
-            ExactAttention(),
-            WeightBlocks(INT8, seen),
-            EmbeddingBlocks(INT8),
-        ),
+        target=lambda seen: in_blocks(seen, INT8, EmbeddingBlocks(INT8)),
         draft=lambda _: (EmbeddingFp16(), Int8PerToken()),
         self_calibrated=True,
         draft_precision="int4",
@@ -167,19 +159,8 @@ CPU = {
     ),
     "int8-static": Recipe(
         "fp32",
-        target=lambda seen: (
-            *smoothed(seen, simulated_static),
-            EmbeddingFp16(),
-            Int8Static(seen, UNSIGNED),
-            ExactAttention(),
-            Int8PerToken(),
-        ),
-        draft=lambda seen: (
-            *smoothed(seen, simulated_static),
-            EmbeddingFp16(),
-            Int8Static(seen, UNSIGNED),
-            Int8PerToken(),
-        ),
+        target=lambda seen: in_static_int8(seen, ExactAttention()),
+        draft=in_static_int8,
         calibrated=True,
     ),
     "int8-weight": Recipe(
@@ -189,12 +170,7 @@ CPU = {
     ),
     "int4": Recipe(
         "fp32",
-        target=lambda seen: (
-            *smoothed(seen, partial(simulated_blocks, INT4)),
-            ExactAttention(),
-            WeightBlocks(INT4, seen, other=grid_in_int4),
-            EmbeddingBlocks(TABLES),
-        ),
+        target=lambda seen: in_blocks(seen, INT4, EmbeddingBlocks(TABLES), grid_in_int4),
         draft=head_in_int4,
         self_calibrated=True,
     ),
@@ -235,7 +211,7 @@ TENSORRT = {
         target=lambda seen: (
             Fp16Sums(seen),
             Int4Dequantized(MIXED.size, seen, wanted=in_int4),
-            Int8Weights(wanted=not_in_int4),
+            Int8Weights(wanted=lambda linear: not in_int4(linear)),
         ),
         self_calibrated=True,
     ),
@@ -244,7 +220,9 @@ CUDA = {
     "fp32": Recipe("fp32"),
     "fp16": Recipe("fp16"),
     "int4": Recipe(
-        "fp16", target=lambda seen: (WeightBlocks(MIXED, seen, wanted=all_but_lm_head),), self_calibrated=True
+        "fp16",
+        target=lambda seen: (WeightBlocks(MIXED, seen, wanted=lambda linear: not is_lm_head(linear)),),
+        self_calibrated=True,
     ),
 }
 RECIPES = {"cpu": CPU, "tensorrt-rtx": TENSORRT, "tensorrt": TENSORRT, "cuda": CUDA}
