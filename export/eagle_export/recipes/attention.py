@@ -28,7 +28,7 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_export.base.errors import ExportError
-from eagle_export.recipes.graph import MICROSOFT, WINDOW, Pass, Steps, constant, insert_split, replace
+from eagle_export.recipes.graph import MICROSOFT, WINDOW, Pass, Steps, constant, insert_split, made_by, made_of, replace
 from eagle_runtime.base.tree import MAX_DEPTH
 
 RECENT = MAX_DEPTH  # positions; no verified tree is deeper
@@ -39,15 +39,20 @@ HIDDEN, SEEN = np.float32(np.finfo(np.float32).min), np.float32(0)
 
 
 @dataclass(frozen=True, slots=True)
-class ExactAttention(Pass[ir.Node]):
+class AttentionPass(Pass[ir.Node]):
+    """A pass over all Attention nodes."""
+
+    def pattern(self, model: ir.Model) -> list[ir.Node]:
+        return attention_nodes(model)
+
+
+@dataclass(frozen=True, slots=True)
+class ExactAttention(AttentionPass):
     """Replaces every Attention node by products that are equal to the bit in any tree, and makes its past head-major:
     keys [kv_heads, C, width], values [kv_heads, pieces, C, width / pieces], C >= 1 columns. tree_mask becomes
     [1, 1, T, T]. Raises ExportError for an Attention node that does not read a cache."""
 
     name = "exact attention"
-
-    def pattern(self, model: ir.Model) -> list[ir.Node]:
-        return attention_nodes(model)
 
     def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
         changed = {}
@@ -127,9 +132,8 @@ def part_of(model: ir.Model, node: ir.Node) -> Part:
     q, *cached = node.inputs[:3]
     pairs = []
     for value in cached:
-        transpose = None if value is None else value.producer()
-        joined = None if transpose is None or transpose.inputs[0] is None else transpose.inputs[0].producer()
-        if joined is None or joined.op_type != "Concat" or joined.inputs[0] not in model.graph.inputs:
+        joined = made_by(made_of(value, "Transpose"), "Concat")
+        if joined is None or joined.inputs[0] not in model.graph.inputs:
             raise ExportError(f"attention {node.name} does not read its keys from the cache; report this as a bug")
         past, new = joined.inputs
         assert past is not None and new is not None
@@ -248,5 +252,4 @@ def _product(op: Callable[..., ir.Value], left: ir.Value, right: ir.Value, **lay
 
 
 def graph_input(model: ir.Model, name: str) -> ir.Value:
-    """Returns the input of that name."""
     return next(value for value in model.graph.inputs if value.name == name)

@@ -36,7 +36,6 @@ class Grid:
 
     @property
     def highest(self) -> int:
-        """The highest level."""
         return (1 << self.bits) - 1
 
     @property

@@ -139,8 +139,7 @@ class _Tile:
                 slope[_within(left, rows)] += product(gram[left, block], moved)
 
     def _move(self, index: int, block: slice, within: Array, slope: Array) -> Array:
-        """Moves the levels and the step of a block, whose products are `within` [k, k]. Returns by what its values
-        change [k, n]."""
+        """Moves the levels and the step of a block of products `within` [k, k]. Returns its values' change [k, n]."""
         step, zero, lines, error = self.step[index], self.zero[index], self.lines[block], self.error[block]
         scale, diagonal = Scale.of(step, zero, self.grid), within.diagonal()[:, None]
         # In steps. A row of `moved` is the best change of its level, and then the change to the nearest level.

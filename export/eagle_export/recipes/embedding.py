@@ -12,14 +12,13 @@ import onnx_ir as ir
 from eagle_export.base.errors import ExportError
 from eagle_export.base.parted import PartedTensor, part_of
 from eagle_export.recipes.blocks import Grid, by_parts, fitted, rounded
-from eagle_export.recipes.graph import MICROSOFT, Array, Pass, constant, insert, lazy_parts, replace
+from eagle_export.recipes.graph import MICROSOFT, Array, Pass, constant, initializer, insert, replace
 from eagle_export.recipes.weight_blocks import stored
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingFp16(Pass[ir.Node]):
-    """Stores the table [V, H] that is indexed by input_ids in fp16. Writing it raises ExportError if a value is beyond
-    the range of fp16."""
+    """Stores the table [V, H] that is indexed by input_ids in fp16. Writing raises ExportError for too large values."""
 
     name = "embedding fp16"
 
@@ -41,7 +40,7 @@ class EmbeddingFp16(Pass[ir.Node]):
                 return rounded
 
             shape = tuple(tensor.shape.numpy())
-            stored = lazy_parts(model, PartedTensor(part, 0, ir.DataType.FLOAT16, shape, f"{name}.fp16"))
+            stored = initializer(model, PartedTensor(part, 0, ir.DataType.FLOAT16, shape, f"{name}.fp16"))
             rows = insert(node, "Gather", [stored, ids], axis=0)
             changed[name] = "fp16"
             replace(node, insert(node, "Cast", [rows], to=int(ir.DataType.FLOAT)))
@@ -52,8 +51,7 @@ class EmbeddingFp16(Pass[ir.Node]):
 class EmbeddingBlocks(Pass[ir.Node]):
     """Stores the table [V, H] that is indexed by input_ids as WeightBlocks stores a weight [H, V], and reads it with
     GatherBlockQuantized, an operator of ONNX Runtime. A table that is also the LM head is stored once, as it was
-    rounded there. A table whose width no size of blocks divides is stored in fp16. others: grids of tables that have
-    another one, by weight name."""
+    rounded there. A table whose width no size of blocks divides is stored in fp16. others: other grids, by weight."""
 
     grid: Grid
     others: Mapping[str, Grid] = field(default_factory=dict)

@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from eagle_calib.calibration import Observed
 from eagle_export.base import parted
-from eagle_export.recipes.graph import KEPT, Array, Linear, Pass, constant, linears
+from eagle_export.recipes.graph import KEPT, Array, Linear, Pass, constant, linears, made_by, made_of
 from eagle_export.recipes.smooth import inputs_of
 
 LIMIT = 32752.0  # half of fp16's largest: sums are rounded, and quantised weights differ from their source
@@ -80,12 +80,8 @@ def largest_sum(linear: Linear, observed: Mapping[str, Observed] | None) -> floa
 
 def _norm_weight(linear: Linear) -> Array | None:
     """The weight [K] of the norm that computes a layer's input; None for another operator."""
-    producer = linear.x.producer()
-    if producer is not None and producer.op_type == "Gather" and producer.inputs[0] is not None:
-        producer = producer.inputs[0].producer()  # of some rows
-    if producer is None or producer.op_type != "RMSNormalization":
-        return None
-    weight = producer.inputs[1]
+    norm = made_by(made_of(linear.x, "Gather") or linear.x, "RMSNormalization")  # a Gather takes some rows
+    weight = None if norm is None else norm.inputs[1]
     if weight is None or weight.const_value is None:
         return None
     values: Array = weight.const_value.numpy().astype(np.float32)

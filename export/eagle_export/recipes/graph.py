@@ -14,7 +14,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from eagle_export.base.errors import ExportError
-from eagle_export.base.parted import PartedTensor, part_of
+from eagle_export.base.parted import part_of
 
 Array = npt.NDArray[Any]
 Match = TypeVar("Match")
@@ -42,7 +42,6 @@ class Linear:
 
     @property
     def name(self) -> str:
-        """Name of the weight."""
         return str(self.weight.name)
 
     @property
@@ -64,8 +63,7 @@ class Linear:
         return read
 
     def columns(self) -> Callable[[slice], Array]:
-        """Returns a function that reads some columns of the weight, as [K, n] fp32, also after the layer has left the
-        graph."""
+        """As `reader`, of some columns of the weight [K, n]."""
         tensor, rotated = self.weight.const_value, self.rotated
         assert tensor is not None
 
@@ -111,19 +109,17 @@ def is_lm_head(linear: Linear) -> bool:
 def fed_by_product(linear: Linear) -> bool:
     """Whether its input is one activation times another, as that of down is. A few values of a row are then far larger
     than the others."""
-    producer = linear.x.producer()
-    return producer is not None and producer.op_type == "Mul"
+    return made_by(linear.x, "Mul") is not None
 
 
 def fed_by_norm(linear: Linear) -> bool:
     """Whether its input is normalised, as that of q, k, v, gate and up is, or the sum of all layers before it, as in
     families whose norms come after a layer."""
-    producer = linear.x.producer()
-    if producer is not None and producer.op_type == "Cast":  # of an embedding in fp16
-        (value,) = producer.inputs
-        producer = None if value is None else value.producer()
+    x = made_of(linear.x, "Cast") or linear.x  # of an embedding in fp16
+    producer = x.producer()
     if producer is not None and producer.op_type == "Split":  # the rows of an expert (routed_experts.py)
-        producer = _before(_before(producer))
+        gathered = made_of(made_of(x, "Split"), "Gather")
+        producer = None if gathered is None else gathered.producer()
     if producer is None or producer.op_type == "RMSNormalization":
         return producer is not None
     first, *rest = producer.inputs
@@ -131,9 +127,22 @@ def fed_by_norm(linear: Linear) -> bool:
     return (producer.op_type == "Add" and not any(weights)) or (producer.op_type == "Gather" and weights[0])
 
 
-def _before(node: ir.Node | None) -> ir.Node | None:
-    """The node that computes the first input of a node; None for none."""
-    return None if node is None or node.inputs[0] is None else node.inputs[0].producer()
+def made_by(value: ir.Value | None, op: str) -> ir.Node | None:
+    """The node that computes a value; None if it is of another operator."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == op else None
+
+
+def made_of(value: ir.Value | None, op: str) -> ir.Value | None:
+    """The first input of the node that computes a value; None if that is of another operator."""
+    node = made_by(value, op)
+    return None if node is None else node.inputs[0]
+
+
+def only_reader(value: ir.Value, op: str) -> ir.Node | None:
+    """The node that alone reads a value; None if there are more, or it is of another operator."""
+    nodes = [use.node for use in value.uses()]
+    return nodes[0] if len(nodes) == 1 and nodes[0].op_type == op else None
 
 
 def narrows(linear: Linear) -> bool:
@@ -147,17 +156,21 @@ def lazy_weight(
     model: ir.Model, name: str, dtype: ir.DataType, shape: tuple[int, ...], read: Callable[[], Array]
 ) -> ir.Value:
     """Adds an initializer whose values are computed when they are written. Returns an existing one of that name."""
-    graph = model.graph
-    if name in graph.initializers:
-        return graph.initializers[name]
     tensor = ir.LazyTensor(lambda: ir.tensor(read(), dtype=dtype), dtype=dtype, shape=ir.Shape(shape), name=name)
-    return _register(graph, name, tensor)
+    return initializer(model, tensor)
 
 
-def lazy_parts(model: ir.Model, tensor: PartedTensor) -> ir.Value:
-    """Adds an initializer that is computed part by part when it is written. Returns an existing one of that name."""
+def constant(model: ir.Model, name: str, array: Array) -> ir.Value:
+    """Adds a small initializer. Returns an existing one of that name."""
+    return initializer(model, ir.tensor(array, name=name))
+
+
+def initializer(model: ir.Model, tensor: ir.TensorProtocol) -> ir.Value:
+    """Adds an initializer. Returns an existing one of that name."""
     name = str(tensor.name)
-    return model.graph.initializers[name] if name in model.graph.initializers else _register(model.graph, name, tensor)
+    if name not in model.graph.initializers:
+        model.graph.register_initializer(ir.val(name, const_value=tensor))
+    return model.graph.initializers[name]
 
 
 def pieces(compute: Callable[[], tuple[Array, ...]], count: int) -> tuple[Callable[[], Array], ...]:
@@ -173,21 +186,21 @@ def pieces(compute: Callable[[], tuple[Array, ...]], count: int) -> tuple[Callab
     return tuple(partial(read, index) for index in range(count))
 
 
-def constant(model: ir.Model, name: str, array: Array) -> ir.Value:
-    """Adds a small initializer. Returns an existing one of that name."""
-    if name in model.graph.initializers:
-        return model.graph.initializers[name]
-    return _register(model.graph, name, ir.tensor(array, name=name))
-
-
 def insert(
     before: ir.Node, op: str, inputs: Sequence[ir.Value | None], domain: str = "", **attributes: Any
 ) -> ir.Value:
     """Adds a node before another one. Returns its output."""
-    node = ir.node(op, inputs, attributes, domain=domain)
+    return insert_all(before, op, inputs, 1, domain, **attributes)[0]
+
+
+def insert_all(
+    before: ir.Node, op: str, inputs: Sequence[ir.Value | None], outputs: int, domain: str = "", **attributes: Any
+) -> Sequence[ir.Value]:
+    """Adds a node of several outputs before another one. Returns these."""
+    node = ir.node(op, inputs, attributes, domain=domain, num_outputs=outputs)
     assert isinstance(before.graph, ir.Graph)
     before.graph.insert_before(before, node)
-    return node.outputs[0]
+    return node.outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,22 +240,23 @@ def insert_split(
     before: ir.Node, value: ir.Value, parts: int, axis: int, sizes: ir.Value | None = None
 ) -> tuple[ir.Value, ...]:
     """Cuts a value along an axis into equal parts, or into parts of `sizes` [parts]. Returns the parts."""
-    inputs, attributes = ([value], {"num_outputs": parts}) if sizes is None else ([value, sizes], {})
-    node = ir.node("Split", inputs, {"axis": axis, **attributes}, num_outputs=parts)
-    assert isinstance(before.graph, ir.Graph)
-    before.graph.insert_before(before, node)
-    return tuple(node.outputs)
+    if sizes is None:
+        return tuple(insert_all(before, "Split", [value], parts, axis=axis, num_outputs=parts))
+    return tuple(insert_all(before, "Split", [value, sizes], parts, axis=axis))
 
 
 def replace(node: ir.Node, value: ir.Value) -> None:
-    """Puts `value` in the place and under the name of a node's only output. Removes the node, and whatever only it
-    used."""
+    """Lets `value` take the place of a node's only output. Removes the node, and whatever only it used."""
     (old,) = node.outputs
-    value.shape, value.type, name = old.shape, old.type, old.name
-    ir.convenience.replace_all_uses_with(old, value, replace_graph_outputs=True)
-    old.name = None
-    value.name = name
+    take_place(old, value)
     _remove(node)
+
+
+def take_place(old: ir.Value, new: ir.Value) -> None:
+    """Puts a value in the place and under the name of one whose node leaves the graph."""
+    new.shape, new.type, name = old.shape, old.type, old.name
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    old.name, new.name = None, name
 
 
 def _remove(node: ir.Node) -> None:
@@ -259,13 +273,6 @@ def _remove(node: ir.Node) -> None:
         producer = value.producer()  # which an earlier input may have removed, if it has several outputs
         if producer is not None and producer.graph is not None and not any(out.uses() for out in producer.outputs):
             _remove(producer)
-
-
-def _register(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
-    shape = ir.Shape(tensor.shape.numpy())
-    value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=shape)
-    graph.register_initializer(value)
-    return value
 
 
 @dataclass(frozen=True, slots=True, eq=False)

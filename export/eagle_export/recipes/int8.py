@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -65,7 +66,7 @@ class Int8PerToken(LayerPass):
             node, x, (k, n), name, read = linear.node, linear.x, linear.shape, linear.name, linear.columns()
             if (x, parts) not in rows:
                 rows[x, parts] = _quantised_rows(model, node, x, parts, k // parts)
-            arrays = pieces(_split_columns(read, (k, n), parts), 2 * parts)
+            arrays = pieces(partial(per_column_by_parts, read, (k, n), parts), 2 * parts)
             sums, scales = [], rows[x, parts].scales
             for index, q in enumerate(rows[x, parts].parts):
                 end = f".{index}" if parts > 1 else ""
@@ -103,33 +104,18 @@ def simulated_tokens(x: Array, weight: Array) -> Array:
     return product(np.rint(x / step) * step, values * scale)
 
 
-def per_column_by_parts(columns: Callable[[slice], Array], shape: tuple[int, int]) -> tuple[Array, Array]:
-    """As per_column, of a weight of `shape` (K, N) of which a part of the columns is read at a time."""
-    values, scales = np.empty(shape, np.int8), np.empty(shape[1], np.float32)
-    for piece in parted.parts(shape, 1):
-        values[:, piece], scales[piece] = per_column(columns(piece))
-    return values, scales
-
-
-def _split_columns(
-    columns: Callable[[slice], Array], shape: tuple[int, int], parts: int
-) -> Callable[[], tuple[Array, ...]]:
-    """Returns a function that computes int8 values and scales of each part of the input channels in turn."""
+def per_column_by_parts(columns: Callable[[slice], Array], shape: tuple[int, int], parts: int = 1) -> tuple[Array, ...]:
+    """As per_column, of each part of the input channels of a weight of `shape` (K, N), read by some of its columns."""
     k, n = shape
-
-    def compute() -> tuple[Array, ...]:
-        values, scales = np.empty((parts, k // parts, n), np.int8), np.empty((parts, n), np.float32)
-        for piece in parted.parts(shape, 1):
-            for index, part in enumerate(np.split(columns(piece), parts)):
-                values[index, :, piece], scales[index, piece] = per_column(part)
-        return tuple(array for index in range(parts) for array in (values[index], scales[index]))
-
-    return compute
+    values, scales = np.empty((parts, k // parts, n), np.int8), np.empty((parts, n), np.float32)
+    for piece in parted.parts(shape, 1):
+        for index, part in enumerate(np.split(columns(piece), parts)):
+            values[index, :, piece], scales[index, piece] = per_column(part)
+    return tuple(array for index in range(parts) for array in (values[index], scales[index]))
 
 
 def _quantised_rows(model: ir.Model, before: ir.Node, x: ir.Value, parts: int, width: int) -> _Rows:
-    """Quantises x by row. A row of zeros has scale 0: its quantised values are arbitrary, and are multiplied by 0.
-    width: channels of a part."""
+    """Quantises x by row. A row of zeros has scale 0: its values are arbitrary, times 0. width: channels of a part."""
     if parts > 1:  # all widths are given, because an expert may have no rows
         shape = constant(model, f"shape_parts_{parts}_{width}", np.array([0, 0, parts, width]))
         x = insert(before, "Reshape", [x, shape])

@@ -34,8 +34,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from eagle_export.recipes.attention import RECENT, SEEN, Part, attention_nodes, graph_input, part_of
-from eagle_export.recipes.graph import MICROSOFT, Pass, Steps, constant, insert_split, replace
+from eagle_export.recipes.attention import RECENT, SEEN, AttentionPass, Part, graph_input, part_of
+from eagle_export.recipes.graph import MICROSOFT, Steps, constant, insert_split, replace
 
 LEVELS = 127  # of a key, a value or a weight above zero
 QUERY_LEVELS = 63  # of a query, on each side of
@@ -47,16 +47,13 @@ MOST = (2**31 - 1) // LEVELS**2  # columns: 133,143
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Cache(Pass[ir.Node]):
+class Int8Cache(AttentionPass):
     """Replaces every Attention node by products of bytes that are equal to the bit in any tree. The past becomes keys
     [kv_heads, width, C] and values [kv_heads, 1, C, width] in int8, and scales of both [kv_heads, 1, C] in fp32, where
     C is a multiple of BLOCK; new rows have scales [1, T, kv_heads, 1]. tree_mask becomes [1, 1, T, T]. Raises
     ExportError for an Attention node that does not read a cache; none may have a window or bounded scores."""
 
     name = "int8 cache"
-
-    def pattern(self, model: ir.Model) -> list[ir.Node]:
-        return attention_nodes(model)
 
     def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
         changed = {}

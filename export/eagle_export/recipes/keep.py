@@ -33,7 +33,6 @@ class KeepLayers(Pass[Linear]):
         return kept
 
     def apply(self, model: ir.Model) -> dict[str, str]:
-        """As every pass, after `check_patterns`."""
         self.check_patterns(model)
         return Pass.apply(self, model)
 

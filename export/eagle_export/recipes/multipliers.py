@@ -37,8 +37,7 @@ class Multipliers(LayerPass):
 
 
 def _multiplied(linear: Linear) -> tuple[ir.Node, float] | None:
-    """The node that multiplies all of the layer's output by one number, and the number; None where something else reads
-    the output or the weight."""
+    """The node that multiplies a layer's output by a number, and this; None where others read output or weight."""
     (out,) = linear.node.outputs
     uses = [use.node for use in out.uses()]
     alone = len(uses) == 1 and not linear.rotated and len(linear.weight.uses()) == 1

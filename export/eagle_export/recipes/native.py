@@ -15,19 +15,20 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from eagle_export.recipes.attention import ExactAttention, Part, attention_nodes, graph_input, head_major, part_of
-from eagle_export.recipes.graph import Pass, insert, replace
+from eagle_export.recipes.attention import (
+    AttentionPass,
+    ExactAttention,
+    Part,
+    attention_nodes,
+    graph_input,
+    head_major,
+    part_of,
+)
+from eagle_export.recipes.graph import Pass, insert, insert_all, made_by, made_of, only_reader, replace
 from eagle_export.recipes.int8_cache import Int8Cache
 from eagle_export.recipes.multipliers import Multipliers
 from eagle_export.recipes.native_experts import NativeExperts
-from eagle_export.recipes.native_products import (
-    LANES,
-    JoinedSteps,
-    NativeProducts,
-    attributes_of,
-    producer_input,
-    sum_after,
-)
+from eagle_export.recipes.native_products import LANES, JoinedSteps, NativeProducts, attributes_of, sum_after
 from eagle_export.recipes.native_steps import DOMAIN, KINDS, JoinedRuns
 from eagle_export.recipes.plan import Passes, apply
 from eagle_runtime.bundle.graph import SCALE
@@ -67,15 +68,14 @@ class NormsOfRows(Pass[ir.Node]):
             for node in model.graph
             if node.op_type == "RMSNormalization"
             and node.attributes.get_int("axis", -1) in (-1, 3)
-            and (before := None if node.inputs[0] is None else node.inputs[0].producer()) is not None
-            and before.op_type == "Transpose"
+            and (before := made_by(node.inputs[0], "Transpose")) is not None
             and list(before.attributes["perm"].as_ints()) == HEADS_FIRST
         ]
 
     def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
         changed = {}
         for node in matches:
-            out, rows = node.outputs[0], producer_input(node.inputs[0], "Transpose")
+            out, rows = node.outputs[0], made_of(node.inputs[0], "Transpose")
             assert rows is not None
             normed = insert(node, "RMSNormalization", [rows, *node.inputs[1:]], **attributes_of(node))
             normed.shape, normed.type = rows.shape, out.type
@@ -85,7 +85,7 @@ class NormsOfRows(Pass[ir.Node]):
 
 
 @dataclass(frozen=True, slots=True)
-class NativeAttention(Pass[ir.Node]):
+class NativeAttention(AttentionPass):
     """Replaces every Attention node, with the rotation and the layout of heads before it, by ExactTreeAttention. The
     past and tree_mask get the shapes that ExactAttention gives them; the past is in fp16, or in_bytes in rows of bytes
     (eagle_runtime.bundle.graph). Raises ExportError as that does."""
@@ -99,9 +99,6 @@ class NativeAttention(Pass[ir.Node]):
         if self.in_bytes:
             return all(part.width % (2 * LANES) == 0 for part in parts)
         return all(part.width % LANES == 0 and part.cut % LANES == 0 for part in parts)
-
-    def pattern(self, model: ir.Model) -> list[ir.Node]:
-        return attention_nodes(model)
 
     def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
         changed = {}
@@ -134,7 +131,7 @@ def attend(model: ir.Model, node: ir.Node, part: Part, wanted: ir.Value | None =
     scale = node.attributes.get_float("scale", part.width**-0.5)
     q, factor = _without_factor(part.q)
     new_keys, new_values = part.new
-    rotated, turned = _rotation(q), _rotation(producer_input(new_keys, "Transpose"))
+    rotated, turned = _rotation(q), _rotation(made_of(new_keys, "Transpose"))
     if rotated is not None and turned is not None and rotated[1:] == turned[1:]:
         q, k, angles = _flat(rotated[0]), _flat(turned[0]), list(rotated[1:])
     else:
@@ -142,10 +139,9 @@ def attend(model: ir.Model, node: ir.Node, part: Part, wanted: ir.Value | None =
     attributes = {"heads": part.heads, "kv_heads": part.kv_heads, "width": part.width, "scale": scale * factor}
     attributes |= {"window": part.window or 0, "softcap": part.cap or 0.0}
     inputs = [q, k, _flat(new_values), *part.past, graph_input(model, "position_ids"), graph_input(model, "tree_mask")]
-    attention = ir.node("ExactTreeAttention", [*inputs, *angles], attributes, domain=DOMAIN, num_outputs=3)
-    assert isinstance(node.graph, ir.Graph)
-    node.graph.insert_before(node, attention)
-    out, *rows = attention.outputs
+    out, *rows = insert_all(node, "ExactTreeAttention", [*inputs, *angles], 3, DOMAIN, **attributes)
+    attention = out.producer()
+    assert attention is not None
     for old, new in zip(part.new, rows, strict=True):
         name, new.shape, new.type = old.name, old.shape, old.type
         at = list(model.graph.outputs).index(old)
@@ -170,14 +166,14 @@ def attend(model: ir.Model, node: ir.Node, part: Part, wanted: ir.Value | None =
 
 def _flat(rows: ir.Value) -> ir.Value:
     """[1, T, heads * width] of which [1, T, heads, width] are made; the latter where there is none."""
-    before = producer_input(rows, "Reshape")
+    before = made_of(rows, "Reshape")
     return before if before is not None and before.shape is not None and len(before.shape) == 3 else rows
 
 
 def _without_factor(q: ir.Value) -> tuple[ir.Value, float]:
     """Queries before they are multiplied by a constant, and the constant; else as they are, and 1."""
-    node = q.producer()
-    if node is None or node.op_type != "Mul" or node.inputs[1] is None or node.inputs[1].const_value is None:
+    node = made_by(q, "Mul")
+    if node is None or node.inputs[1] is None or node.inputs[1].const_value is None:
         return q, 1.0
     factor = node.inputs[1].const_value.numpy()
     value = node.inputs[0]
@@ -187,12 +183,12 @@ def _without_factor(q: ir.Value) -> tuple[ir.Value, float]:
 def _rotation(value: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value] | None:
     """Rows [1, T, heads, width] whose parts are rotated into `value` [1, heads, T, width], and cosines and sines of as
     many numbers of a head as are rotated, the first ones; None if that is not how it is computed."""
-    node = None if value is None else value.producer()
-    if node is None or node.op_type != "RotaryEmbedding" or node.attributes.get_int("interleaved", 0) != 0:
+    node = made_by(value, "RotaryEmbedding")
+    if node is None or node.attributes.get_int("interleaved", 0) != 0:
         return None
     x, cosine, sine = node.inputs[:3]
-    before = None if x is None else x.producer()
-    if before is None or before.op_type != "Transpose" or list(before.attributes["perm"].as_ints()) != HEADS_FIRST:
+    before = made_by(x, "Transpose")
+    if before is None or list(before.attributes["perm"].as_ints()) != HEADS_FIRST:
         return None
     (rows,) = before.inputs
     assert rows is not None and cosine is not None and sine is not None
@@ -202,11 +198,10 @@ def _rotation(value: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value] | N
 
 def _merged(node: ir.Node) -> ir.Node | None:
     """The node that makes [1, T, heads * width] of an Attention node's output, if nothing else reads that."""
-    for op_type in ("Transpose", "Reshape"):
-        uses = list(node.outputs[0].uses())
-        if len(uses) != 1 or uses[0].node.op_type != op_type:
+    for op in ("Transpose", "Reshape"):
+        if (reader := only_reader(node.outputs[0], op)) is None:
             return None
-        node = uses[0].node
+        node = reader
     shape = node.outputs[0].shape
     return node if shape is not None and len(shape) == 3 else None
 
@@ -228,19 +223,16 @@ class NativeNorms(Pass[ir.Node]):
         while matches:  # a norm of what a norm made is one of native operators now
             changed |= {str(node.outputs[0].name): "one operator" for node in matches}
             for node in matches:
-                self._replace(node)
+                rows, factors = _norm_of_native(node), node.inputs[1]
+                assert rows is not None and factors is not None
+                last, added = sum_after(node) or (node, None)
+                epsilon = node.attributes.get_float("epsilon", 1e-5)
+                inputs = [rows, factors, *([] if added is None else [added])]
+                normed = insert(last, "RowExactNorm", inputs, DOMAIN, epsilon=epsilon)
+                replace(last, normed)
+                normed.shape = rows.shape
             matches = self.pattern(model)
         return changed
-
-    def _replace(self, node: ir.Node) -> None:
-        rows, factors = _norm_of_native(node), node.inputs[1]
-        assert rows is not None and factors is not None
-        last, added = sum_after(node) or (node, None)
-        epsilon = node.attributes.get_float("epsilon", 1e-5)
-        inputs = [rows, factors, *([] if added is None else [added])]
-        normed = insert(last, "RowExactNorm", inputs, DOMAIN, epsilon=epsilon)
-        replace(last, normed)
-        normed.shape = rows.shape
 
 
 def _norm_of_native(node: ir.Node) -> ir.Value | None:

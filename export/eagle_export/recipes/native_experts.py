@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from eagle_export.recipes.graph import Pass, insert, replace
+from eagle_export.recipes.graph import Pass, insert, made_by, made_of, only_reader, replace
 from eagle_export.recipes.native_products import gate_before, is_native, stored_weight, sum_after
 from eagle_export.recipes.native_steps import DOMAIN, EXPERTS
 
@@ -71,18 +71,19 @@ def _routed(outs: ir.Node) -> Routed | None:
         products.append((gate, up, down))
         activations.add(gated[1])
         parts.append(gate.inputs[0])
-    split = parts[0].producer() if parts else None
-    if split is None or split.op_type != "Split" or tuple(split.outputs) != tuple(parts) or len(activations) != 1:
+    split = made_by(parts[0], "Split") if parts else None
+    if split is None or tuple(split.outputs) != tuple(parts) or len(activations) != 1:
         return None
     shapes = {tuple((node.attributes.get_int("K"), node.attributes.get_int("N")) for node in each) for each in products}
     if len(shapes) != 1 or any(size % 8 for shape in shapes for pair in shape for size in pair):
         return None
-    gathered = None if split.inputs[0] is None else split.inputs[0].producer()
-    weighted = _reader(_reader(outs, "Gather"), "Mul")
-    if gathered is None or gathered.op_type != "Gather" or weighted is None:
+    x, chosen = made_of(split.inputs[0], "Gather"), only_reader(outs.outputs[0], "Gather")
+    weighted = None if chosen is None else only_reader(chosen.outputs[0], "Mul")
+    if weighted is None:
         return None
-    shares, total = _back(weighted.inputs[1], OF_SHARES), _squeezed(weighted)
-    x = gathered.inputs[0]
+    shares, total = weighted.inputs[1], _squeezed(weighted)
+    for op in OF_SHARES:
+        shares = made_of(shares, op)
     if x is None or shares is None or total is None:
         return None
     return Routed(x, shares, tuple(products), activations.pop(), total)
@@ -90,25 +91,8 @@ def _routed(outs: ir.Node) -> Routed | None:
 
 def _native_product(value: ir.Value | None) -> ir.Node | None:
     """The product that made a value, if the operator computes it and its weight has zero levels; else None."""
-    node = None if value is None else value.producer()
-    made = node is not None and node.op_type == "MatMulNBits" and is_native(node)
-    return node if made and node is not None and len(stored_weight(node)) == 3 else None
-
-
-def _reader(node: ir.Node | None, op: str) -> ir.Node | None:
-    """The node that alone reads a node's first output; None if it is of another operator."""
-    readers = [] if node is None else [use.node for use in node.outputs[0].uses()]
-    return readers[0] if len(readers) == 1 and readers[0].op_type == op else None
-
-
-def _back(value: ir.Value | None, operators: tuple[str, ...]) -> ir.Value | None:
-    """What a value was made of by nodes of these operators, the last first."""
-    for op in operators:
-        node = None if value is None else value.producer()
-        if node is None or node.op_type != op:
-            return None
-        value = node.inputs[0]
-    return value
+    node = made_by(value, "MatMulNBits")
+    return node if node is not None and is_native(node) and len(stored_weight(node)) == 3 else None
 
 
 def _squeezed(node: ir.Node) -> ir.Node | None:

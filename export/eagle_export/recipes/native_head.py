@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from eagle_export.recipes.attention import Part, attention_nodes, part_of
-from eagle_export.recipes.graph import Pass
+from eagle_export.recipes.attention import AttentionPass, Part, attention_nodes, part_of
+from eagle_export.recipes.graph import made_of
 from eagle_export.recipes.native import attend
 from eagle_export.recipes.native_products import LANES, JoinedSteps, NativeProducts, is_native
 from eagle_export.recipes.native_steps import DOMAIN, JoinedRuns
@@ -36,9 +36,7 @@ def native_head(model: ir.Model) -> ir.Model | None:
 
 def _fits(model: ir.Model, node: ir.Node) -> bool:
     """Whether the operator computes an attention node: it reads the cache, and each row sees all before it."""
-    keys = None if node.inputs[1] is None else node.inputs[1].producer()
-    joined = None if keys is None or keys.inputs[0] is None else keys.inputs[0].producer()
-    if joined is None or joined.op_type != "Concat" or joined.inputs[0] not in model.graph.inputs:
+    if made_of(made_of(node.inputs[1], "Transpose"), "Concat") not in model.graph.inputs:
         return False
     part = part_of(model, node)
     cached = all(past.shape is not None and len(past.shape) == 4 for past in part.past)
@@ -46,14 +44,10 @@ def _fits(model: ir.Model, node: ir.Node) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class NativeHeadAttention(Pass[ir.Node]):
-    """Replaces every Attention node of a head by ExactTreeAttention, for all rows of the pass. The past keeps its
-    shape, and tree_mask [1, 1, T, L] too."""
+class NativeHeadAttention(AttentionPass):
+    """Replaces a head's Attention nodes by ExactTreeAttention, for all rows. Past and tree_mask keep their shapes."""
 
     name = "native attention of a head"
-
-    def pattern(self, model: ir.Model) -> list[ir.Node]:
-        return attention_nodes(model)
 
     def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
         changed = {}

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from eagle_export.recipes.graph import Pass, insert, replace
+from eagle_export.recipes.graph import Pass, insert, insert_all, made_by, made_of, only_reader, replace, take_place
 from eagle_export.recipes.native_steps import DOMAIN
 from eagle_export.recipes.weight_blocks import INT8_COMPUTE
 
@@ -45,7 +45,7 @@ class NativeProducts(Pass[ir.Node]):
                 attributes = {"K": first.attributes.get_int("K")}
                 for index, part in enumerate(group):
                     level, step, *zero = part.node.inputs[1:4]
-                    inputs += [level, producer_input(step, "Cast") or step, zero[0] if zero else None]
+                    inputs += [level, made_of(step, "Cast") or step, zero[0] if zero else None]
                     for mine, theirs in (("bits", "bits"), ("block", "block_size")):
                         attributes[f"{mine}_{index}"] = part.node.attributes.get_int(theirs)
                     attributes[f"N_{index}"] = part.count
@@ -54,10 +54,8 @@ class NativeProducts(Pass[ir.Node]):
                 biases = [part.bias for part in group]
                 if any(bias is not None for bias in biases):
                     inputs += [*[None] * (BIAS - len(inputs)), *biases]
-                joined = ir.node("RowExactMatMul", inputs, attributes, domain=DOMAIN, num_outputs=len(group))
-                assert isinstance(first.graph, ir.Graph)
-                first.graph.insert_before(first, joined)
-                for part, out in zip(group, joined.outputs, strict=True):
+                outs = insert_all(first, "RowExactMatMul", inputs, len(group), DOMAIN, **attributes)
+                for part, out in zip(group, outs, strict=True):
                     changed[str(part.node.inputs[1].name)] = "rows exact to the bit"  # type: ignore[union-attr]
                     replace(part.last, out)
         model.opset_imports[DOMAIN] = 1
@@ -116,9 +114,7 @@ def _as_slices(split: ir.Node, value: ir.Value) -> list[ir.Node]:
             for each in (first, first + width, 2)
         ]
         part = insert(split, "Slice", [value, *bounds])
-        part.shape, part.type, name = out.shape, out.type, out.name
-        ir.convenience.replace_all_uses_with(out, part, replace_graph_outputs=True)
-        out.name, part.name = None, name
+        take_place(out, part)
         producer = part.producer()
         assert producer is not None
         made.append(producer)
@@ -128,8 +124,7 @@ def _as_slices(split: ir.Node, value: ir.Value) -> list[ir.Node]:
 
 
 def _bias_after(node: ir.Node) -> tuple[ir.Value | None, ir.Node]:
-    """The constant that is added to each row of a product, and the node that adds it; None and the product's node where
-    nothing else is done first."""
+    """The constant that is first added to each row of a product, and the node that adds it; None and the product's."""
     add, bias = _added_after(node) or (node, None)
     fits = bias is not None and bias.is_initializer() and bias.dtype == ir.DataType.FLOAT and bias.shape is not None
     if not fits or bias is None or list(bias.shape or ()) != [node.attributes.get_int("N")]:
@@ -148,7 +143,7 @@ def is_native(node: ir.Node) -> bool:
 def stored_weight(node: ir.Node) -> list[ir.Value | None]:
     """Levels, steps and, where it has them, zero levels of a MatMulNBits."""
     level, step, *zero = node.inputs[1:]
-    return [level, producer_input(step, "Cast") or step, *[value for value in zero if value is not None]]
+    return [level, made_of(step, "Cast") or step, *[value for value in zero if value is not None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,37 +159,28 @@ class JoinedSteps(Pass[ir.Node]):
     def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
         changed: dict[str, str] = {}
         while matches:  # what was joined may leave another product as the only reader of its input
-            changed |= self._join(matches)
+            for node in matches:
+                inputs = [*node.inputs[:NORM], *[None] * (NORM - len(node.inputs))]
+                attributes = attributes_of(node)
+                if (norm := _norm_before(node)) is not None:
+                    inputs[0], extra = norm.inputs[0], [norm.inputs[1], None]
+                    attributes["epsilon"] = norm.attributes.get_float("epsilon", 1e-5)
+                elif (gate := gate_before(node)) is not None:
+                    inputs[0], activation, up = gate
+                    attributes["activation"], extra = activation, [None, up]
+                else:
+                    extra = [None, None]
+                last, added = sum_after(node) or (node, None)
+                if added is not None:
+                    extra.append(added)
+                if biases := node.inputs[BIAS:]:
+                    extra += [*[None] * (BIAS - NORM - len(extra)), *biases]
+                outs = insert_all(last, node.op_type, [*inputs, *extra], len(node.outputs), DOMAIN, **attributes)
+                for old, new in zip(last.outputs, outs, strict=True):
+                    take_place(old, new)
+                changed[str(outs[0].name)] = "with what surrounds it"
             RemoveUnusedNodesPass()(model)  # else they count as users of what was joined
             matches = self.pattern(model)
-        return changed
-
-    def _join(self, matches: list[ir.Node]) -> dict[str, str]:
-        changed = {}
-        for node in matches:
-            inputs = [*node.inputs[:NORM], *[None] * (NORM - len(node.inputs))]
-            attributes = attributes_of(node)
-            if (norm := _norm_before(node)) is not None:
-                inputs[0], extra = norm.inputs[0], [norm.inputs[1], None]
-                attributes["epsilon"] = norm.attributes.get_float("epsilon", 1e-5)
-            elif (gate := gate_before(node)) is not None:
-                inputs[0], activation, up = gate
-                attributes["activation"], extra = activation, [None, up]
-            else:
-                extra = [None, None]
-            last, added = sum_after(node) or (node, None)
-            if added is not None:
-                extra.append(added)
-            if biases := node.inputs[BIAS:]:
-                extra += [*[None] * (BIAS - NORM - len(extra)), *biases]
-            joined = ir.node(node.op_type, [*inputs, *extra], attributes, domain=DOMAIN, num_outputs=len(node.outputs))
-            assert isinstance(last.graph, ir.Graph)
-            last.graph.insert_before(last, joined)
-            for old, new in zip(last.outputs, joined.outputs, strict=True):
-                new.shape, new.type, name = old.shape, old.type, old.name
-                ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-                old.name, new.name = f"{name}.apart", name
-            changed[str(joined.outputs[0].name)] = "with what surrounds it"
         return changed
 
 
@@ -210,9 +196,8 @@ def only_used_by(value: ir.Value | None, node: ir.Node) -> bool:
 
 def _norm_before(node: ir.Node) -> ir.Node | None:
     """The norm of a row of inputs, if nothing else reads it."""
-    x = node.inputs[0]
-    norm = None if x is None else x.producer()
-    if norm is None or norm.op_type != "RMSNormalization" or not only_used_by(x, node):
+    norm = made_by(node.inputs[0], "RMSNormalization")
+    if norm is None or not only_used_by(node.inputs[0], node):
         return None
     factor = norm.inputs[1]
     plain = factor is not None and factor.is_initializer() and factor.dtype == ir.DataType.FLOAT
@@ -223,9 +208,8 @@ def _norm_before(node: ir.Node) -> ir.Node | None:
 
 def gate_before(node: ir.Node) -> tuple[ir.Value, int, ir.Value] | None:
     """The gate, its activation and the values that it is multiplied by, if inputs are such products alone."""
-    x = node.inputs[0]
-    mul = None if x is None else x.producer()
-    if mul is None or mul.op_type != "Mul" or not only_used_by(x, node):
+    mul = made_by(node.inputs[0], "Mul")
+    if mul is None or not only_used_by(node.inputs[0], node):
         return None
     first, second = mul.inputs
     return _gated(first, second, mul) or _gated(second, first, mul)
@@ -238,10 +222,8 @@ def _gated(active: ir.Value | None, up: ir.Value | None, mul: ir.Node) -> tuple[
     gate = made.inputs[0]
     if made.op_type == "Gelu" and made.attributes.get_string("approximate", "none") == "tanh" and gate is not None:
         return gate, GELU, up
-    sigmoid = made.inputs[1].producer() if made.op_type == "Mul" and made.inputs[1] is not None else None
-    if sigmoid is None or sigmoid.op_type != "Sigmoid" or sigmoid.inputs[0] is not gate or gate is None:
-        return None
-    return gate, SILU, up
+    swish = made.op_type == "Mul" and gate is not None and made_of(made.inputs[1], "Sigmoid") is gate
+    return (gate, SILU, up) if swish and gate is not None else None
 
 
 def sum_after(node: ir.Node) -> tuple[ir.Node, ir.Value] | None:
@@ -255,19 +237,12 @@ def sum_after(node: ir.Node) -> tuple[ir.Node, ir.Value] | None:
 
 def _added_after(node: ir.Node) -> tuple[ir.Node, ir.Value] | None:
     """The node Add that alone reads the only output of a node, and what it adds."""
-    out = node.outputs[0]
-    uses = list(out.uses())
-    if len(node.outputs) != 1 or len(uses) != 1 or out.is_graph_output() or uses[0].node.op_type != "Add":
+    out, add = node.outputs[0], only_reader(node.outputs[0], "Add")
+    if len(node.outputs) != 1 or add is None or out.is_graph_output():
         return None
-    other = next((value for value in uses[0].node.inputs if value is not out), None)
-    return None if other is None else (uses[0].node, other)
+    other = next((value for value in add.inputs if value is not out), None)
+    return None if other is None else (add, other)
 
 
 def attributes_of(node: ir.Node) -> dict[str, Any]:
     return {name: attribute.value for name, attribute in node.attributes.items()}
-
-
-def producer_input(value: ir.Value | None, op_type: str) -> ir.Value | None:
-    """The first input of the node of a type that computes a value; None if another one does."""
-    node = None if value is None else value.producer()
-    return node.inputs[0] if node is not None and node.op_type == op_type else None

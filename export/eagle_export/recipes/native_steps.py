@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from eagle_export.recipes.graph import Pass
+from eagle_export.recipes.graph import Pass, take_place
 
 DOMAIN = "eagle"  # of the operators
 EXPERTS = "RowExactExperts"  # exists as a step alone
@@ -81,8 +81,6 @@ def _joined(run: Run, name: str) -> ir.Node:
     assert isinstance(run[-1].graph, ir.Graph)
     run[-1].graph.insert_after(run[-1], [constant, joined])
     for old, new in zip(outside, joined.outputs, strict=True):
-        new.shape, new.type, own_name = old.shape, old.type, old.name
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-        old.name, new.name = f"{own_name}.apart", own_name
+        take_place(old, new)
     run[-1].graph.remove(run, safe=True)
     return joined

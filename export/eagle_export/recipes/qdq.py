@@ -82,17 +82,18 @@ class StaticProducts(Pass[Linear]):
         inputs: dict[tuple[ir.Value, str], tuple[ir.Value, ir.Value, float]] = {}  # of x, and of an expert's rows of it
         for linear in matches:
             node, x, name, middle = linear.node, linear.x, linear.name, self.middle(model)
+            narrow = _type(x) != ir.DataType.FLOAT
             key = x, name.rpartition(".experts.")[2].partition(".")[0] if is_expert(name) else ""
             if key not in inputs:
                 limit = self.range(linear)
                 scale = constant(model, f"{name}.input_scale", np.array(limit / self.largest, np.float32))
-                inputs[key] = insert(node, "QuantizeLinear", [_in_fp32(node, x), scale, middle]), scale, limit
+                wide = insert(node, "Cast", [x], to=int(ir.DataType.FLOAT)) if narrow else x
+                inputs[key] = insert(node, "QuantizeLinear", [wide, scale, middle]), scale, limit
             quantised, scale, limit = inputs[key]
             values = insert(node, "DequantizeLinear", [quantised, scale, middle])
             smoothed = ", smoothed" if factors_of(linear) is not None else ""
             changed[name] = f"{self.form} per column, activations {self.form} within {limit:.4g}{smoothed}"
             product = insert(node, "MatMul", [values, self.weight(model, linear)])
-            narrow = _type(x) != ir.DataType.FLOAT
             replace(node, insert(node, "Cast", [product], to=int(_type(x))) if narrow else product)
         return changed
 
@@ -198,10 +199,6 @@ def _fp8_columns(columns: Callable[[slice], Array], shape: tuple[int, int]) -> t
         values[:, piece] = np.clip(part / scale, -LARGEST_FP8, LARGEST_FP8).astype(FP8)
         scales[piece] = scale
     return values, scales
-
-
-def _in_fp32(before: ir.Node, x: ir.Value) -> ir.Value:
-    return x if _type(x) == ir.DataType.FLOAT else insert(before, "Cast", [x], to=int(ir.DataType.FLOAT))
 
 
 def _type(value: ir.Value) -> ir.DataType:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from eagle_export.recipes.graph import Pass, Steps, insert_split, linears, replace
+from eagle_export.recipes.graph import Pass, Steps, insert_split, linears, made_of, only_reader, replace
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 MULTIPLE = 2  # of which an expert's rows are a whole number
@@ -70,13 +70,13 @@ def mixtures(model: ir.Model) -> list[Mixture]:
     for layer, experts in layers.items():
         parts = [experts[number] for number in sorted(experts)]
         outs = tuple(expert["down_proj"].outputs[0] for expert in parts)
-        weighted = _only_reader(outs[0], "Mul")
+        weighted = only_reader(outs[0], "Mul")
         if weighted is None:
             continue  # routed
-        last = _only_reader(outs[-1], "Mul")
+        last = only_reader(outs[-1], "Mul")
         assert last is not None
-        total = _only_reader(last.outputs[0], "Add")
-        x, shares = parts[0]["gate_proj"].inputs[0], _producer(weighted.inputs[1], "Slice").inputs[0]
+        total = only_reader(last.outputs[0], "Add")
+        x, shares = parts[0]["gate_proj"].inputs[0], made_of(weighted.inputs[1], "Slice")
         assert total is not None and x is not None and shares is not None
         readers = tuple((expert["gate_proj"], expert["up_proj"]) for expert in parts)
         names = tuple(f"{layer}.{number}" for number in sorted(experts))
@@ -142,18 +142,6 @@ def _rename_rows(part: ir.Value, out: ir.Value, name: str) -> None:
                 value.shape = ir.Shape([1, name, value.shape[2]])
                 if value is not out:
                     rest.append(value)
-
-
-def _only_reader(value: ir.Value, op: str) -> ir.Node | None:
-    """The node that alone reads a value; None if there are more, or it is of another operator."""
-    nodes = [use.node for use in value.uses()]
-    return nodes[0] if len(nodes) == 1 and nodes[0].op_type == op else None
-
-
-def _producer(value: ir.Value | None, op: str) -> ir.Node:
-    node = None if value is None else value.producer()
-    assert node is not None and node.op_type == op, node
-    return node
 
 
 def _ancestor(value: ir.Value, op: str) -> ir.Value:

@@ -24,7 +24,7 @@ from eagle_calib.calibration import Observed, is_expert
 from eagle_export.base.beside import layer_of, meanwhile
 from eagle_export.base.errors import ExportError
 from eagle_export.base.parted import scaled
-from eagle_export.recipes.graph import KEPT, Array, Linear, Pass, is_lm_head, linears
+from eagle_export.recipes.graph import KEPT, Array, Linear, Pass, is_lm_head, linears, made_by, made_of
 from eagle_export.recipes.tiles import product, side_by_side
 from eagle_runtime.machine.host import cores, threads_allowed
 
@@ -71,37 +71,29 @@ class Smooth(Pass[Group]):
         ]
 
     def rewrite(self, model: ir.Model, matches: list[Group]) -> dict[str, str]:
-        changed: dict[str, str] = {}
         mine, others = _halves(matches)
 
         def work(folder: Path) -> None:
-            found: list[Array | None] = []
-            self._smooth(others, found, {})
-            arrays = {str(number): each for number, each in enumerate(found) if each is not None}
+            found = enumerate(self._smooth(others))
+            arrays = {str(number): each for number, each in found if each is not None}
             np.savez(folder / FOUND, allow_pickle=False, **arrays)
 
         if not others:
-            self._smooth(mine, [], changed)
-            return changed
-        with meanwhile(work, halved=True) as copy:
-            self._smooth(mine, [], changed)
-            folder = copy.result()
+            self._smooth(mine)
+        else:
             known = None
-            if folder is not None:
-                with np.load(folder / FOUND, allow_pickle=False) as arrays:
-                    known = [arrays.get(str(number)) for number in range(len(others))]
-        self._smooth(others, [], changed, known)
-        return changed
+            with meanwhile(work, halved=True) as copy:
+                self._smooth(mine)
+                if (folder := copy.result()) is not None:
+                    with np.load(folder / FOUND, allow_pickle=False) as arrays:
+                        known = [arrays.get(str(number)) for number in range(len(others))]
+            self._smooth(others, known)
+        layers = [layer for group in (*mine, *others) for layer in group.layers]
+        return {layer.name: "as it was" if factors_of(layer) is None else "smoothed" for layer in layers}
 
-    def _smooth(
-        self,
-        matches: Sequence[Group],
-        found: list[Array | None],
-        changed: dict[str, str],
-        known: Sequence[Array | None] | None = None,
-    ) -> None:
-        """Scales groups, and adds their factors to `found` and words for the manifest to `changed`. known: their
-        factors, if they were searched elsewhere."""
+    def _smooth(self, matches: Sequence[Group], known: Sequence[Array | None] | None = None) -> list[Array | None]:
+        """Scales groups. Returns their factors. known: these, if they were searched elsewhere."""
+        found = []
         for number, group in enumerate(matches):
             factors = best_factors(group, self.observed, self.simulate) if known is None else known[number]
             found.append(factors)
@@ -112,15 +104,14 @@ class Smooth(Pass[Group]):
                     _scale(group.bias, 1 / shared, 0)
             for layer in group.layers:
                 layer.node.meta[FACTORS] = factors
-                changed[layer.name] = "as it was" if factors is None else "smoothed"
                 if factors is not None:
                     _scale(layer.weight, factors, 0)
+        return found
 
 
 def _halves(matches: list[Group]) -> tuple[list[Group], list[Group]]:
     """Returns the groups of the first decoder layers and those of the others, which a copy of the process searches: a
-    group reads weights that others of its layer scale. No others where the search is short, or one process is to do
-    it."""
+    group reads weights that others of its layer scale. No others where the search is short, or for one process."""
     order = [layer_of(each.layers[0].name) for each in matches]
     layers = list(dict.fromkeys(order))
     numbers = sum(math.prod(layer.shape) for each in matches for layer in each.layers)
@@ -198,20 +189,17 @@ def _group(x: ir.Value, layers: tuple[Linear, ...], weights: Mapping[ir.Node, Li
         made = [value.producer() for value in node.inputs if value is not None]
         up = [weights[one] for one in made if one is not None and one in weights]
         return Group(layers, up[0].weight, 1) if len(up) == 1 and len(up[0].weight.uses()) == 1 else None
-    attention = _only_input(_only_input(node, "Reshape"), "Transpose")
-    if attention is None or attention.op_type != "Attention":
-        return None
-    return _output_group(attention, layers, weights)
+    attention = made_by(made_of(made_of(x, "Reshape"), "Transpose"), "Attention")
+    return None if attention is None else _output_group(attention, layers, weights)
 
 
 def _output_group(attention: ir.Node, layers: tuple[Linear, ...], weights: Mapping[ir.Node, Linear]) -> Group | None:
     """The group of o_proj: the columns of v_proj absorb the division, one value head for all its query heads."""
     queries, values = attention.inputs[0], attention.inputs[2]
     assert queries is not None and values is not None and queries.shape is not None and values.shape is not None
-    concat = _only_input(values.producer(), "Transpose")
-    if concat is None or concat.op_type != "Concat" or concat.inputs[1] is None:
-        return None
-    projection, bias = _without_bias(_only_input(concat.inputs[1].producer(), "Reshape"))
+    concat = made_by(made_of(values, "Transpose"), "Concat")
+    rows = None if concat is None else made_of(concat.inputs[1], "Reshape")
+    projection, bias = (None, None) if rows is None else _without_bias(rows.producer())
     linear = None if projection is None else weights.get(projection)
     if linear is None:
         return None
@@ -230,16 +218,8 @@ def _without_bias(node: ir.Node | None) -> tuple[ir.Node | None, ir.Value | None
     return first.producer(), second
 
 
-def _only_input(node: ir.Node | None, op: str) -> ir.Node | None:
-    """The producer of the node's first input; None if the node is not of this operator."""
-    if node is None or node.op_type != op or node.inputs[0] is None:
-        return None
-    return node.inputs[0].producer()
-
-
 def best_factors(group: Group, observed: Mapping[str, Observed], simulate: Simulate) -> Array | None:
-    """Returns factors [K] of the exponent with the smallest squared error on the recorded inputs; None if no factors
-    are better than 1."""
+    """Returns factors [K] of the exponent with the smallest squared error on recorded inputs; None if 1 is as good."""
     x, absmax = inputs_of(group.layers[0], observed, ROWS)
     whole = [layer.reader()() for layer in group.layers]
     largest = np.max([np.abs(weight).max(1) for weight in whole], axis=0)

@@ -32,8 +32,7 @@ def tiled(work: Callable[[slice], None], columns: int) -> None:
 
 
 def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Returns what `work` makes of each item, computed by several threads at once, each of which computes its products
-    alone."""
+    """Returns what `work` makes of each item, by several threads at once, each of which computes its products alone."""
     import torch  # here alone, so that sizes are computed without it
 
     threads = torch.get_num_threads()

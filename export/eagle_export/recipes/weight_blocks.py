@@ -117,9 +117,8 @@ class _LastProducts:
 def _quantiser(
     linear: Linear, grid: Grid, observed: Observations | None, last: _LastProducts
 ) -> tuple[Callable[[], Blocks], str]:
-    """Returns a function that computes the levels of a layer, and the words for the manifest. Without
-    recorded inputs they are the nearest. last: of the graph's layers. Raises ExportError for a layer, other than an
-    expert's, that `observed` lacks."""
+    """Returns a function that computes the levels of a layer, and the words for the manifest. Without recorded inputs
+    they are the nearest. last: of the graph's layers. Raises ExportError as WeightBlocks says."""
     columns, shape, how = linear.columns(), linear.shape, f"int{grid.bits} in blocks of {grid.size}"
     if observed is None or few_rows(linear, observed):
         return lambda: by_parts(columns, shape, lambda weight: rounded(weight, grid)), how
@@ -134,18 +133,14 @@ def _quantiser(
 
 
 def simulated_blocks(grid: Grid, x: Array, weight: Array) -> Array:
-    """Returns [n, N], what MatMulNBits makes of x [n, K] and a weight [K, N]; rounded without a search."""
-    return product(nearest_inputs(x, grid.size), nearest(weight, grid).values())
-
-
-def nearest_inputs(x: Array, size: int) -> Array:
-    """Returns x [n, K] rounded to int8 with a scale per row and block of `size` channels."""
+    """Returns [n, N], what MatMulNBits makes of x [n, K], rounded to int8 with a scale per row and block of channels,
+    and a weight [K, N], rounded without a search."""
     n, k = x.shape
-    padded = np.pad(x, ((0, 0), (0, -k % size))).reshape(n, -1, size)
+    padded = np.pad(x, ((0, 0), (0, -k % grid.size))).reshape(n, -1, grid.size)
     step = np.abs(padded).max(-1, keepdims=True) / np.float32(127)
     step[step == 0] = 1
-    rounded_inputs: Array = (np.rint(padded / step) * step).reshape(n, -1)[:, :k]
-    return rounded_inputs
+    nearest_inputs = (np.rint(padded / step) * step).reshape(n, -1)[:, :k]
+    return product(nearest_inputs, nearest(weight, grid).values())
 
 
 def stored(
