@@ -12,7 +12,6 @@ from eagle_export.base.errors import ExportError
 from eagle_export.reading.stored_tensors import StoredTensor, list_file, list_pickled
 from eagle_runtime.base.files import MANIFEST_NAME, TEXT_BYTES
 from eagle_runtime.base.files import read_json as read_json_file
-from eagle_runtime.text.tokenizer import Text
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"  # of PEFT
@@ -63,10 +62,6 @@ class Checkpoint:
     def lm_head(self) -> StoredTensor:
         """A target's LM head, which may be its embedding."""
         return self.tensors.get(LM_HEAD) or self.tensors[EMBEDDING]
-
-    def text(self) -> Text:
-        """Returns its tokenizer. Raises BundleError."""
-        return Text(self.folder, None if self.texts is None else self.texts.get)
 
     def require(self, name: str, shape: tuple[int | None, ...], *, stated: bool = False) -> StoredTensor:
         """Returns the tensor of that name. Raises ExportError if it is missing or has another shape (None: any size but

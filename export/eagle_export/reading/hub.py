@@ -108,8 +108,7 @@ def _cached(api: HfApi, name: HubId, pickled: bool) -> HubModel:
 
 
 def open_headers(model: HubModel) -> Checkpoint:
-    """Returns the model's config, and its tensors without their values, by ranged reads. Paths in it begin with the
-    model's id. Raises ExportError."""
+    """Returns config and headers of tensors, by ranged reads. Paths begin with the model's id. Raises ExportError."""
     from huggingface_hub import HfFileSystem
 
     from eagle_export.reading.pickled import pickled_tensors

@@ -30,8 +30,7 @@ DESCRIPTION_BYTES = 16 << 20  # bytes of a description: a name, a shape and a st
 
 
 def pickled_tensors(file: IO[bytes], named: Path) -> dict[str, StoredTensor]:
-    """Returns the tensors of an open pytorch_model.bin by name. named: its path, for errors. Raises ExportError for a
-    file of another kind."""
+    """Returns the tensors of an open pytorch_model.bin. named: its path, for errors. Raises ExportError for others."""
     try:
         with zipfile.ZipFile(file) as archive:
             (entry,) = [each for each in archive.infolist() if each.filename.endswith("/data.pkl")]

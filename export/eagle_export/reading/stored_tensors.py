@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,7 +113,6 @@ class LoneTensor(StoredTensor):
     value: torch.Tensor
 
     def read(self) -> torch.Tensor:
-        """Returns the tensor."""
         return self.value.clone()
 
 
@@ -126,7 +124,6 @@ class ShiftedTensor(StoredTensor):
     offset: float
 
     def read(self) -> torch.Tensor:
-        """Reads the tensor and adds the number."""
         return self.stored.read().float() + self.offset
 
 
@@ -196,11 +193,6 @@ def _loaded(path: Path) -> Any:
         ) from None
 
 
-def _listed(name: str, path: Path, entry: Mapping[str, Any], data: int) -> SafeTensor:
-    """Returns a tensor as the header of a safetensors file lists it. data: where the file's values begin."""
-    return SafeTensor(name, path, tuple(entry["shape"]), entry["dtype"], data + entry["data_offsets"][0])
-
-
 def list_file(path: Path) -> dict[str, StoredTensor]:
     if not path.is_file():
         raise ExportError(f"{path} is missing; the download is incomplete")
@@ -212,6 +204,10 @@ def list_file(path: Path) -> dict[str, StoredTensor]:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(size))
-        return {name: _listed(name, path, header[name], 8 + size) for name in names}
+        entries = {name: header[name] for name in names}
+        return {
+            name: SafeTensor(name, path, tuple(each["shape"]), each["dtype"], 8 + size + each["data_offsets"][0])
+            for name, each in entries.items()
+        }
     except (SafetensorError, OSError) as error:
         raise ExportError(f"{path} is damaged or cut short ({error}); download it again") from None

@@ -33,8 +33,7 @@ def read_texts(source: Checkpoint) -> dict[str, bytes]:
 
 
 def text_of(source: Checkpoint, texts: Mapping[str, bytes]) -> Text:
-    """Returns the tokenizer and template in what read_texts returned. Raises ExportError for a tokenizer that the
-    runtime could not read."""
+    """Returns the tokenizer and template in these. Raises ExportError for what the runtime could not read."""
     try:
         return Text(source.folder, texts.get)
     except BundleError as error:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from eagle_export.base.errors import ExportError
@@ -26,11 +25,6 @@ Windows = tuple[int | None, ...]
 MODULE = "mlp"  # of a decoder layer
 
 
-def no_window(config: Config) -> Windows:
-    """Every layer sees all keys."""
-    return (None,) * int(config.num_hidden_layers)
-
-
 def by_layer_type(config: Config) -> Windows:
     """The layers that config.layer_types calls sliding have a window."""
     width = config.sliding_window
@@ -41,21 +35,6 @@ def one_window(config: Config) -> Windows:
     """All layers have config.sliding_window, if there is one."""
     width = config.sliding_window
     return (None if width is None else int(width),) * int(config.num_hidden_layers)
-
-
-def every_layer_rotates(config: Config) -> int:
-    """Returns the number of layers."""
-    return int(config.num_hidden_layers)
-
-
-def whole_context(config: Config) -> int:
-    """Returns config.max_position_embeddings."""
-    return int(config.max_position_embeddings)
-
-
-def plain_logits(config: Config, logits: Tensor) -> Tensor:
-    """Returns the LM head's output as it is."""
-    return logits
 
 
 def no_moving_rope(checkpoint: Checkpoint) -> None:
@@ -84,12 +63,16 @@ class Family:
     layer_norms: int = 2
     norm_offset: float = 0.0
     experts: Experts | None = None
-    windows: Callable[[Config], Windows] = no_window
-    rotary_layers: Callable[[Config], int] = every_layer_rotates
-    context: Callable[[Config], int] = whole_context
-    logits: Callable[[Config, Tensor], Tensor] = plain_logits
+    windows: Callable[[Config], Windows] = lambda config: (None,) * int(config.num_hidden_layers)
+    rotary_layers: Callable[[Config], int] = lambda config: int(config.num_hidden_layers)
+    context: Callable[[Config], int] = lambda config: int(config.max_position_embeddings)
+    logits: Callable[[Config, Tensor], Tensor] = lambda config, logits: logits
     refuse: Callable[[Checkpoint], None] = no_moving_rope
     sampling: SamplingDefaults | None = None
+
+    def parameter(self, name: str) -> str:
+        """Returns the name of a checkpoint's tensor in the graph."""
+        return name if self.experts is None else self.experts.parameter(name)
 
     def model_class(self) -> Any:
         """Returns transformers' class. Raises ExportError if this release of transformers has none."""
@@ -102,10 +85,6 @@ class Family:
                 "newer release"
             )
         return cls
-
-    def modeling(self) -> ModuleType:
-        """Returns the module of transformers that defines the class."""
-        return sys.modules[self.model_class().__module__]
 
 
 def cache_keyword(model: Any) -> str:

@@ -16,8 +16,7 @@ FAMILIES: dict[str, Family] = {each.model_type: each for module in MODULES for e
 
 
 def family_of(target: Checkpoint) -> Family:
-    """Returns the family of a checkpoint by the model_type of its config. Raises ExportError for one that is not
-    known."""
+    """Returns the family of a checkpoint by its model_type. Raises ExportError for one that is not known."""
     kind = target.config.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None and "text_config" in target.config:
@@ -66,8 +65,7 @@ def windows_of(family: Family, config: Config) -> Windows:
 
 @contextmanager
 def accepted_by_transformers(checkpoint: Checkpoint) -> Iterator[None]:
-    """Turns the errors with which transformers rejects a config into ExportError. It checks some values only when it
-    builds a model."""
+    """Turns the errors with which transformers rejects a config, some only in a model, into ExportError."""
     try:
         yield
     except Exception as error:

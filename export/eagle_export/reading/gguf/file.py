@@ -71,8 +71,7 @@ class GgufFile:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Returns a number of the architecture's metadata, as the shortest decimal number that the stored fp32 stands
-        for. Raises ExportError."""
+        """Returns the shortest decimal number of an fp32 in the architecture's metadata. Raises ExportError."""
         value = self._value(key, default)
         if type(value) not in (int, float) or not math.isfinite(value):
             raise ExportError(f"{self.path}: metadata {self.architecture}.{key} is {value!r}, but must be a number")
@@ -96,8 +95,7 @@ def shortest(value: float) -> float:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Returns the file's metadata and tensors; for one part of a split file, those of all its parts. Raises
-    ExportError."""
+    """Returns a file's metadata and tensors; for a part of a split file, those of all parts. Raises ExportError."""
     metadata: dict[str, Any] = {}
     tensors: dict[str, Entry] = {}
     parts = _parts(path)
@@ -138,7 +136,8 @@ def _read_part(path: Path) -> tuple[dict[str, Any], list[Entry]]:
     except ImportError:
         raise ExportError('GGUF files are read with the package gguf; pip install "eagle-edge[gguf]"') from None
     try:
-        values, infos = read_header(path)
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            values, infos = _Header(content).read()
         size, entries = path.stat().st_size, []
         for info in infos:
             kind = GGMLQuantizationType(info.kind)
@@ -169,15 +168,9 @@ class TensorInfo:
     offset: int
 
 
-def read_header(path: Path) -> tuple[dict[str, Any], list[TensorInfo]]:
-    """Returns the metadata and the tensors. Raises OSError; OtherByteOrderError; and ValueError, struct.error or
-    KeyError for bytes that are no such header."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return _Header(content).read()
-
-
 class _Header:
-    """Reads values one after the other. at: offset of the next one."""
+    """Reads values one after the other. at: offset of the next one. Raises OtherByteOrderError; and ValueError,
+    struct.error or KeyError for bytes that are no such header."""
 
     def __init__(self, content: mmap.mmap) -> None:
         self.content, self.at = content, 0

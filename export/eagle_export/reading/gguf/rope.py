@@ -23,9 +23,33 @@ Floats = npt.NDArray[np.float64]
 
 
 def rope_parameters(file: GgufFile, width: int) -> dict[str, Any]:
-    """width: d. Returns the rope_parameters of a config. Raises ExportError for a kind that is not known."""
-    stated = _stated(file)
-    return stated if FACTORS not in file.tensors else _with_factors(file, stated, width)
+    """width: d. Returns the rope_parameters of a config: what the metadata states, with the scaling of Llama 3.1.
+
+    The converter computes the factors from the config and leaves the config out. They depend on its numbers in two ways
+    alone, orig / (high - low) and low / (high - low), apart from the largest factor; so they are compared with those of
+    the published models, and solved with low_freq_factor 1 if they differ. Raises ExportError for a kind that is not
+    known, and for factors that no such scaling gives."""
+    rope = _stated(file)
+    if FACTORS not in file.tensors:
+        return rope
+    factors = _numbers(file, FACTORS)
+    waves = 2 * math.pi * rope["rope_theta"] ** (np.arange(0, width, 2) / width)  # positions per turn, [d/2]
+    if factors.shape != waves.shape:
+        raise ExportError(f"{file.path}: {FACTORS!r} has {len(factors)} factors for {len(waves)} frequencies; {ADVICE}")
+    if (factors == 1).all():
+        return rope
+    factor = shortest(factors.max())
+    for high, original in ((4.0, 8192), _solved(factors, waves, factor)):
+        if np.allclose(llama_factors(waves, factor, 1.0, high, original), factors, rtol=TOLERANCE):
+            return {
+                **rope,
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": original,
+            }
+    raise ExportError(f"{file.path}: the factors of {FACTORS!r} are not of a Llama 3.1 scaling, and not supported")
 
 
 def _stated(file: GgufFile) -> dict[str, Any]:
@@ -48,33 +72,6 @@ def _stated(file: GgufFile) -> dict[str, Any]:
     rope |= {"rope_type": "yarn", "factor": shortest(factor), "original_max_position_embeddings": original}
     stated = {name: file.optional(f"rope.scaling.{key}") for key, name in YARN.items()}
     return {**rope, **{name: shortest(value) for name, value in stated.items() if value is not None}}
-
-
-def _with_factors(file: GgufFile, rope: dict[str, Any], width: int) -> dict[str, Any]:
-    """rope: what the metadata states. Returns it with the scaling of Llama 3.1.
-
-    The converter computes the factors from the config and leaves the config out. They depend on its numbers in two ways
-    alone, orig / (high - low) and low / (high - low), apart from the largest factor; so they are compared with those of
-    the published models, and solved with low_freq_factor 1 if they differ. Raises ExportError for factors that no such
-    scaling gives."""
-    factors = _numbers(file, FACTORS)
-    waves = 2 * math.pi * rope["rope_theta"] ** (np.arange(0, width, 2) / width)  # positions per turn, [d/2]
-    if factors.shape != waves.shape:
-        raise ExportError(f"{file.path}: {FACTORS!r} has {len(factors)} factors for {len(waves)} frequencies; {ADVICE}")
-    if (factors == 1).all():
-        return rope
-    factor = shortest(factors.max())
-    for high, original in ((4.0, 8192), _solved(factors, waves, factor)):
-        if np.allclose(llama_factors(waves, factor, 1.0, high, original), factors, rtol=TOLERANCE):
-            return {
-                **rope,
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": high,
-                "original_max_position_embeddings": original,
-            }
-    raise ExportError(f"{file.path}: the factors of {FACTORS!r} are not of a Llama 3.1 scaling, and not supported")
 
 
 def llama_factors(waves: Floats, factor: float, low: float, high: float, original: float) -> Floats:

@@ -117,8 +117,7 @@ def check_kinds(file: GgufFile) -> None:
 
 
 def named_tensors(file: GgufFile, architecture: Architecture, heads: int, kv_heads: int) -> dict[str, GgufTensor]:
-    """Returns the tensors by Hugging Face's names. heads, kv_heads: of the attention. Raises ExportError for a tensor
-    that the architecture does not have."""
+    """Returns the tensors by Hugging Face's names. Raises ExportError for one that the architecture does not have."""
     tensors: dict[str, GgufTensor] = {}
     for entry in file.tensors.values():
         if NOT_WEIGHTS.fullmatch(entry.name):
