@@ -11,10 +11,9 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -54,7 +53,9 @@ def write(values: Sequence[ir.Value], path: Path, journal: Path, report: Report)
         done = sum(entry.length for entry in entries[:count])
         file.truncate(done)
         file.seek(done)
-        _rewrite(journal, entries[:count])
+        new = journal.with_suffix(".new")
+        new.write_text("".join(map(_line, entries[:count])), encoding="utf-8")
+        os.replace(new, journal)
         left = values[count:]
         way = (
             in_two(left, _content, path.parent)
@@ -75,21 +76,22 @@ def write(values: Sequence[ir.Value], path: Path, journal: Path, report: Report)
     return str(hashed.hexdigest())
 
 
-def point_to(values: Sequence[ir.Value], path: Path) -> None:
-    """Lets the values refer to the file that `write` wrote."""
-    lengths = [0 if value.const_value is None else value.const_value.nbytes for value in values]
-    for value, length, end in zip(values, lengths, accumulate(lengths), strict=True):
-        tensor = value.const_value
-        assert tensor is not None
-        value.const_value = ir.ExternalTensor(
-            path.name,
-            end - length,
-            length,
-            tensor.dtype,
-            shape=ir.Shape(tensor.shape.numpy()),
-            name=str(value.name),
-            base_dir=path.parent,
-        )
+@contextmanager
+def pointing_to(values: Sequence[ir.Value], path: Path) -> Iterator[None]:
+    """Lets the values refer to the file that `write` wrote, until the end."""
+    tensors, start = [value.const_value for value in values], 0
+    try:
+        for value, tensor in zip(values, tensors, strict=True):
+            assert tensor is not None
+            shape, name = ir.Shape(tensor.shape.numpy()), str(value.name)
+            value.const_value = ir.ExternalTensor(
+                path.name, start, tensor.nbytes, tensor.dtype, shape=shape, name=name, base_dir=path.parent
+            )
+            start += tensor.nbytes
+        yield
+    finally:
+        for value, tensor in zip(values, tensors, strict=True):
+            value.const_value = tensor
 
 
 def _entries(journal: Path) -> list[Entry]:
@@ -119,12 +121,6 @@ def _finished(values: Sequence[ir.Value], entries: Sequence[Entry], file: Binary
             return hashed, count
         hashed, done = longer, done + entry.length
     return hashed, min(len(values), len(entries))
-
-
-def _rewrite(journal: Path, entries: Sequence[Entry]) -> None:
-    new = journal.with_suffix(".new")
-    new.write_text("".join(map(_line, entries)), encoding="utf-8")
-    os.replace(new, journal)
 
 
 def _line(entry: Entry) -> str:

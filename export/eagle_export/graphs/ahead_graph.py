@@ -12,28 +12,20 @@ Shapes: H width of the target, D heads, k tokens per row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from eagle_export.base.quiet import quiet
 from eagle_export.graphs.graphs import ProposingGraph
-from eagle_export.graphs.trace import OPSET, Expected, check_contract, clear_metadata, fold
+from eagle_export.graphs.trace import Expected, checked, exported, fold
 from eagle_export.heads.ahead import HeadsAhead
 from eagle_runtime.bundle.graph import ahead_inputs, ahead_outputs
-
-Logits = Callable[[Tensor], Tensor]
 
 
 class AheadGraph(ProposingGraph):
     """Heads that return the top k tokens of each row instead of logits over the vocabulary."""
 
-    def __init__(self, head: HeadsAhead, top_k: int, logits: Logits | None = None) -> None:
-        """logits: as in ProposingGraph."""
-        super().__init__(top_k, logits)
-        self.head = head
+    head: HeadsAhead
 
     def drafted(self, depth: int, features: Tensor, paths: Tensor) -> tuple[Tensor, Tensor]:
         """features [1,T,H], paths [1,T,depth + 1]. Returns log_probs [1,T,k] fp32 and token_ids [1,T,k]."""
@@ -44,7 +36,6 @@ class MedusaGraph(AheadGraph):
     """All depths of one feature."""
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """See the module."""
         nothing = torch.zeros(1, 1, 0, dtype=torch.int64)
         rows = [self.drafted(depth, features, nothing) for depth in range(len(self.head.heads))]
         return torch.cat([row for row, _ in rows], 1), torch.cat([ids for _, ids in rows], 1)
@@ -54,7 +45,6 @@ class HydraGraph(AheadGraph):
     """Paths of any depth under one feature."""
 
     def forward(self, features: Tensor, paths: list[Tensor]) -> tuple[Tensor, ...]:
-        """See the module."""
         rows = [self.drafted(depth, features.expand(-1, of.shape[1], -1), of) for depth, of in enumerate(paths)]
         return (*(log_probs for log_probs, _ in rows), *(ids for _, ids in rows))
 
@@ -68,20 +58,7 @@ def trace_ahead(module: AheadGraph, width: int, dtype: torch.dtype) -> ir.Model:
         # Example sizes, all different and above 1, as in trace.py.
         args = (features, [torch.zeros(1, count + 2 + depth, depth + 1, dtype=torch.int64) for depth in range(count)])
         dims = ({}, [{1: torch.export.Dim(f"T{depth}", min=0)} for depth in range(count)])
-    with quiet("torch.onnx"):
-        program = torch.onnx.export(
-            module,
-            args,
-            dynamo=True,
-            dynamic_shapes=dims,
-            opset_version=OPSET,
-            optimize=False,  # its constant folding would read the fake weights
-            input_names=ahead_inputs(count, module.head.grounded),
-            output_names=ahead_outputs(count, module.head.grounded),
-            verbose=False,
-        )
-    assert program is not None
-    fold(program.model)
-    clear_metadata(program.model)
-    check_contract(program.model, Expected(0, 0, 0))
-    return program.model
+    inputs, outputs = ahead_inputs(count, module.head.grounded), ahead_outputs(count, module.head.grounded)
+    model = exported(module, args, dims, inputs, outputs)
+    fold(model)
+    return checked(model, Expected(0, 0, 0))

@@ -28,12 +28,12 @@ class BlockGraph(ProposingGraph):
     position are given the root, and `scores` lets the runtime add the others: which token comes before is known only
     there."""
 
+    head: BlockHead
+
     def __init__(
-        self, head: BlockHead, config: HeadConfig, top_k: int, logits: Callable[[Tensor], Tensor] | None = None
+        self, head: BlockHead, config: HeadConfig, top_k: int, logits: Callable[[Tensor], Tensor] | None
     ) -> None:
-        """logits: as in ProposingGraph."""
-        super().__init__(top_k, logits)
-        self.head = head
+        super().__init__(head, top_k, logits)
         self.config = config
 
     def forward(
@@ -60,17 +60,13 @@ class BlockGraph(ProposingGraph):
         if markov is not None:  # the first position follows the root
             root = markov.markov_w1(input_ids[:, :1]).transpose(1, 2)
             added = (markov.markov_w2.weight @ root).transpose(1, 2).float()  # so that no weight is transposed
-            scores = scores + added * first_alone(logit_rows)
+            first_alone = (torch.arange(logit_rows.shape[0]) == 0).float()[None, :, None]
+            scores = scores + added * first_alone
         scores = scores.log_softmax(-1)
         log_probs, token_ids = self.best(scores)
         if markov is None:
             return log_probs, token_ids, new  # type: ignore[return-value]
         return log_probs, token_ids, scores, new  # type: ignore[return-value]
-
-
-def first_alone(rows: Tensor) -> Tensor:
-    """rows [R]: any. Returns [1,R,1] fp32: 1 for the first, 0 for the others."""
-    return (torch.arange(rows.shape[0]) == 0).float()[None, :, None]
 
 
 def write_transitions(path: Path, head: Checkpoint, d2t: Tensor | None) -> None:

@@ -40,8 +40,7 @@ class TokenRows(torch.nn.Module):
 
 
 def eager_head(config: HeadConfig, weights: Mapping[str, Tensor], embedding: TokenRows | None = None) -> AnyHead:
-    """Returns a head with the weights of `eager_weights`, which may be read as another config says. embedding: in place
-    of the one among the weights."""
+    """Returns a head with `eager_weights`, which may be read as another config says. embedding: in place of theirs."""
     with torch.device("meta"):
         head = build_any_head(config)
     if embedding is not None and config.embeds:
@@ -54,8 +53,7 @@ def eager_head(config: HeadConfig, weights: Mapping[str, Tensor], embedding: Tok
 
 
 def eager_weights(part: HeadPart, model: Any) -> dict[str, Tensor]:
-    """The head's parameters in fp32. model: its target in transformers, whose own weights are what the head borrows and
-    are not copied."""
+    """The head's parameters in fp32. model: its target in transformers, whose weights are borrowed, and not copied."""
     weights = _stored_weights(part, without="" if part.own_embedding else TABLE)
     if not part.own_embedding and part.config.embeds:
         weights[TABLE] = model.get_input_embeddings().weight
@@ -88,8 +86,7 @@ def _stored_weights(part: HeadPart, without: str) -> dict[str, Tensor]:
 
 
 def features_of(head: AnyHead, taps: Sequence[int], hidden: Hidden) -> Tensor:
-    """Returns features [B, T, Hd] for the head. hidden: the target's hidden states [B, T, H], the embedding first and
-    the last one after the last norm."""
+    """Returns features [B, T, Hd]. hidden: the target's states [B, T, H], embedding first, the last after its norm."""
     return head.features([hidden[tap] for tap in taps]) if isinstance(head, Eagle3Head) else hidden[-1]
 
 

@@ -76,29 +76,26 @@ class TargetGraph(nn.Module):
         ]
         mask = full_mask(tree_mask, past)
         masks = {width: windowed(mask, position_ids, width) for width in dict.fromkeys(self.windows)}
+        attention_mask: Any = masks[self.windows[0]]
+        if len(masks) > 1:  # by the names that transformers gives to kinds of layers
+            kinds = zip(self.config.layer_types, self.windows, strict=True)
+            attention_mask = {kind: masks[width] for kind, width in kinds}
         hidden = self.model(
             input_ids=input_ids,
             position_ids=position_ids,
-            attention_mask=masks[self.windows[0]] if len(masks) == 1 else self._by_layer_type(masks),
+            attention_mask=attention_mask,
             use_cache=True,
             **{cache_keyword(self.model): cache},
         ).last_hidden_state
         for hook in hooks:
             hook.remove()
         logits = self.lm_head(hidden.index_select(1, logit_rows)).float()
-        logits = self.family.logits(self.config, logits)
-        return logits, self._features(tapped, hidden, position_ids), cache.new, after
-
-    def _features(self, tapped: Sequence[Tensor], hidden: Tensor, position_ids: Tensor) -> Tensor:
-        """tapped: hidden states at the taps; hidden: after the last norm."""
-        reader = self.head_reader
+        logits, features, reader = self.family.logits(self.config, logits), hidden, self.head_reader
         if isinstance(reader, BlockReader):
-            return reader.features(tapped, hidden, position_ids)
-        return hidden if reader is None else reader.features(tapped)
-
-    def _by_layer_type(self, masks: dict[int | None, Tensor]) -> dict[str, Tensor]:
-        """Returns the masks by the names that transformers gives to kinds of layers."""
-        return {kind: masks[width] for kind, width in zip(self.config.layer_types, self.windows, strict=True)}
+            features = reader.features(tapped, hidden, position_ids)
+        elif reader is not None:
+            features = reader.features(tapped)
+        return logits, features, cache.new, after
 
 
 class ProposingGraph(nn.Module):
@@ -106,9 +103,10 @@ class ProposingGraph(nn.Module):
 
     d2t: Tensor | None  # [Vd, 1], offset from draft to target id; None if both are the same
 
-    def __init__(self, top_k: int, logits: Callable[[Tensor], Tensor] | None) -> None:
+    def __init__(self, head: nn.Module, top_k: int, logits: Callable[[Tensor], Tensor] | None) -> None:
         """logits: what the target makes of the output of its LM head, if the head borrows that."""
         super().__init__()
+        self.head = head
         self.top_k = top_k
         self.target_logits = logits
         self.register_buffer("d2t", None)
@@ -131,12 +129,7 @@ class DraftGraph(ProposingGraph):
     """A head that returns the top k tokens of the rows in logit_rows instead of logits over the vocabulary. For all
     other rows it computes keys and values only, so that reading a prompt costs a fraction of drafting."""
 
-    def __init__(
-        self, head: Eagle1Head | Eagle3Head, top_k: int, logits: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
-        """logits: as in ProposingGraph."""
-        super().__init__(top_k, logits)
-        self.head = head
+    head: Eagle1Head | Eagle3Head
 
     def forward(
         self,
@@ -171,8 +164,7 @@ def windowed(mask: Tensor, position_ids: Tensor, width: int | None) -> Tensor:
 
 
 class _NewRows(Cache):  # type: ignore[misc]
-    """A cache that concatenates past and new rows for attention, and keeps the new ones. numbers: of the layers that
-    the past is of."""
+    """A cache that concatenates past and new rows for attention, and keeps the new ones. numbers: of its layers."""
 
     def __init__(self, past: list[Rows], numbers: tuple[int, ...]) -> None:
         super().__init__(layers=[])

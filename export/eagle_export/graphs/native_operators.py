@@ -13,16 +13,6 @@ from torch import Tensor, nn
 from transformers.models.llama import modeling_llama
 
 
-def rotary_modules(module: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """(parent, attribute, module) of every rotary embedding below `module`."""
-    return [
-        (parent, name, child)
-        for parent in module.modules()
-        for name, child in parent.named_children()
-        if type(child).__name__.endswith("RotaryEmbedding")
-    ]
-
-
 @contextmanager
 def native_operators(module: nn.Module) -> Iterator[None]:
     """Makes the modules of transformers below `module` call torch's native norm and rotary operators, which become one

@@ -27,7 +27,7 @@ from eagle_export.reading.families.generation import Generation, generation_of
 from eagle_export.reading.families.registry import accepted_by_transformers, family_of, read_config, windows_of
 from eagle_export.reading.gguf.checkpoint import open_target
 from eagle_export.reading.reconcile import check_ends, unwrapped
-from eagle_export.reading.stored_tensors import FLOATS, StoredTensor, same_values
+from eagle_export.reading.stored_tensors import FLOATS, same_values
 from eagle_export.reading.texts import read_texts, text_of
 from eagle_export.recipes.graph import WINDOW
 from eagle_export.recipes.routed_experts import RoutedExperts
@@ -49,7 +49,6 @@ class HeadPart:
 
     @property
     def kind(self) -> Kind:
-        """The head's kind."""
         return KINDS[self.config.kind]
 
 
@@ -81,7 +80,6 @@ class Pair:
 
     @property
     def num_kv_heads(self) -> int:
-        """Key/value heads of the target's attention."""
         return int(self.config.num_key_value_heads)  # filled in by transformers
 
     @property
@@ -117,11 +115,13 @@ def left_out_note(pair: Pair) -> str | None:
 
 
 def open_pair(target_folder: Path, head_folder: Path | None) -> Pair:
-    """Opens the target, a folder or a GGUF file, and the head's folder, if there is one, and checks that they fit.
-    Raises ExportError."""
+    """Opens a target, a folder or a GGUF file, and a head's folder, if any. Raises ExportError if they do not fit."""
     whole = open_target(target_folder)
     target, layers = without_prediction_layers(whole), len(set(prediction_layers(whole).values()))
-    head = None if head_folder is None else _opened_head(head_folder)
+    head = None
+    if head_folder is not None:
+        head = open_checkpoint(head_folder, pickled=True)
+        head = replace(head, tensors=unwrapped(head.tensors)[0])
     family = family_of(target)
     config = read_config(family, target)
     check_ends(target, config)
@@ -131,12 +131,6 @@ def open_pair(target_folder: Path, head_folder: Path | None) -> Pair:
     text = text_of(target, texts)
     generation = generation_of(target, family, text, int(config.vocab_size))
     return Pair(target, family, config, texts, text, generation, part, layers - drafting)
-
-
-def _opened_head(folder: Path) -> Checkpoint:
-    """The checkpoint of a head, under names without what training programs put into them."""
-    head = open_checkpoint(folder, pickled=True)
-    return replace(head, tensors=unwrapped(head.tensors)[0])
 
 
 def build_graphs(pair: Pair, precision: str, top_k: int, routed: bool = True) -> dict[str, ir.Model]:
@@ -156,6 +150,7 @@ def build_graphs(pair: Pair, precision: str, top_k: int, routed: bool = True) ->
     for name, module in modules.items():
         _check_all_used(checkpoints[name], module, weights[name])
     layers = int(pair.config.num_hidden_layers)
+    rotated_keys = head.config.num_layers if head is not None and head.kind.keys_in_target else 0
     graphs = {
         "target": trace_target(
             target,
@@ -163,7 +158,7 @@ def build_graphs(pair: Pair, precision: str, top_k: int, routed: bool = True) ->
             Expected(
                 attention=layers,
                 rms_norm=pair.family.layer_norms * layers + 1 + _tap_norms(head),
-                rotary=2 * pair.family.rotary_layers(pair.config) + _tap_rotations(head),
+                rotary=2 * pair.family.rotary_layers(pair.config) + rotated_keys,
             ),
         )
     }
@@ -181,10 +176,14 @@ def build_graphs(pair: Pair, precision: str, top_k: int, routed: bool = True) ->
 def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
     """Returns parameter name -> weight, for the graph "target" and, if there is a head, "draft".
 
-    The head's own tensors get the prefix "head."; weights that it borrows keep the target's name, so that a weight has
-    one name in both graphs."""
-    tensors = {_parameter(pair.family, name): each for name, each in pair.target.tensors.items() if not is_table(name)}
-    target = {name: Weight(name, _as_used(pair, tensor)) for name, tensor in tensors.items()}
+    The head's own tensors get the prefix "head."; what it borrows keeps the target's name, one in both graphs."""
+    target = {}
+    for stored, tensor in pair.target.tensors.items():
+        if not is_table(stored):
+            name, offset = pair.family.parameter(stored), pair.family.norm_offset
+            if offset and tensor.name.endswith("norm.weight"):  # the family stores a part of the gain
+                tensor = tensor.plus(offset)
+            target[name] = Weight(name, tensor)
     if pair.tied:
         target[LM_HEAD] = target[EMBEDDING]
     head = pair.head
@@ -199,18 +198,6 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
     if head.config.borrows_lm_head:
         draft["head.lm_head.weight"] = target[LM_HEAD]
     return {"target": target, "draft": draft}
-
-
-def _parameter(family: Family, name: str) -> str:
-    """Returns the name of a tensor of the target's checkpoint in its graph."""
-    return name if family.experts is None else family.experts.parameter(name)
-
-
-def _as_used(pair: Pair, tensor: StoredTensor) -> StoredTensor:
-    """Returns a tensor of the target as its graph holds it: gains of norms whole, where the family stores a part."""
-    if pair.family.norm_offset and tensor.name.endswith("norm.weight"):
-        return tensor.plus(pair.family.norm_offset)
-    return tensor
 
 
 def _head_part(target: Checkpoint, config: Config, head: Checkpoint) -> HeadPart:
@@ -231,14 +218,8 @@ def _tap_norms(head: HeadPart | None) -> int:
     return norms[config.tap_norm] + (1 + config.num_layers * config.qk_norm if head.kind.keys_in_target else 0)
 
 
-def _tap_rotations(head: HeadPart | None) -> int:
-    """Rotations of a block head in the target's graph."""
-    return head.config.num_layers if head is not None and head.kind.keys_in_target else 0
-
-
 def _check_borrowed(target: Checkpoint, head: Checkpoint) -> None:
-    """Raises ExportError if a head holds another LM head than the target's, which it borrows. Files for vLLM hold a
-    copy."""
+    """Raises ExportError if a head that borrows the target's LM head holds another one. Files for vLLM hold a copy."""
     if LM_HEAD not in head.tensors:
         return
     theirs = target.lm_head
@@ -255,10 +236,8 @@ def _target_module(pair: Pair, dtype: torch.dtype) -> TargetGraph:
 
     def build() -> TargetGraph:
         reader = None if head is None else MODULES[head.kind].reader
-        taps = () if head is None else head.taps
-        return TargetGraph(
-            pair.family, pair.config, pair.windows, taps, None if head is None or reader is None else reader(head)
-        )
+        read = None if head is None or reader is None else reader(head)
+        return TargetGraph(pair.family, pair.config, pair.windows, () if head is None else head.taps, read)
 
     with accepted_by_transformers(pair.target):
         return build_fake(build, dtype)
@@ -266,7 +245,6 @@ def _target_module(pair: Pair, dtype: torch.dtype) -> TargetGraph:
 
 def _draft_module(pair: Pair, head: HeadPart, dtype: torch.dtype, top_k: int) -> torch.nn.Module:
     logits = partial(pair.family.logits, pair.config) if head.config.borrows_lm_head else None
-
     with accepted_by_transformers(head.checkpoint):
         module = build_fake(partial(MODULES[head.config.kind].graph, head.config, top_k, logits), dtype)
     if head.d2t is not None:
@@ -312,8 +290,7 @@ def _check_all_used(checkpoint: Checkpoint, module: torch.nn.Module, weights: Ma
 
 
 def _vocabulary_map(head: Checkpoint, config: HeadConfig) -> torch.Tensor | None:
-    """Returns d2t [Vd], the offsets from draft to target ids, checked against t2d [V] if the file has it; None if the
-    ids are the same."""
+    """Returns d2t [Vd], offsets from draft to target ids, checked against t2d [V] if it is there; None for same ids."""
     size, vocab = config.draft_vocab_size, config.vocab_size
     stored = stored_map(head, KINDS[config.kind], size, vocab)
     if stored is None:

@@ -50,7 +50,9 @@ class _Layer:
 
 def repeats_of(module: TargetGraph) -> Repeats:
     """Returns layer 0 and the first layer of each kind after it."""
-    layers, kinds = list(module.model.layers), _declared_kinds(module)
+    layers, types = list(module.model.layers), getattr(module.config, "layer_types", None)
+    # What is declared of each layer outside of it: its window, and the name of its kind.
+    kinds = list(zip(module.windows, types or [None] * len(layers), strict=True))
     traced, like = [0], [0]
     for number in range(1, len(layers)):
         for place, other in enumerate(traced):
@@ -119,15 +121,8 @@ def repeat_layers(model: ir.Model, repeats: Repeats, taps: Sequence[int]) -> Non
     _set_weights(graph, layers)
 
 
-def _declared_kinds(module: TargetGraph) -> list[tuple[object, ...]]:
-    """What is declared of each layer outside of it: its window, and the name of its kind."""
-    types = getattr(module.config, "layer_types", None) or [None] * len(module.windows)
-    return list(zip(module.windows, types, strict=True))
-
-
 def _alike(first: nn.Module, second: nn.Module) -> bool:
-    """Whether two modules differ in nothing but the values of parameters and the layer's number. What cannot be
-    compared counts as different."""
+    """Whether modules differ in nothing but parameters' values and the layer's number. What is incomparable differs."""
     parts, others = list(first.named_modules()), list(second.named_modules())
     return len(parts) == len(others) and all(
         name == other_name and _alike_alone(part, other)

@@ -7,7 +7,7 @@ hundred megabytes; weights.py attaches the real ones when they are written.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from eagle_export.base.errors import ExportError
 from eagle_export.base.quiet import quiet
 from eagle_export.graphs.graphs import TargetGraph
-from eagle_export.graphs.native_operators import native_operators, rotary_modules
+from eagle_export.graphs.native_operators import native_operators
 from eagle_export.graphs.repeated_layers import hidden_names, repeat_layers, repeats_of, shortened, tap_names
 from eagle_export.heads.config import HeadConfig
 from eagle_runtime.bundle.graph import past_names, present_names
@@ -62,15 +62,16 @@ def build_fake(build: Callable[[], Built], dtype: torch.dtype) -> Built:
             module = build().eval()
     finally:
         torch.set_default_dtype(before)
-    for parent, name, rotary in rotary_modules(module):
-        setattr(parent, name, type(rotary)(config=rotary.config).eval())
-    real_scales(module)
+    real_tables(module)
     return module
 
 
-def real_scales(module: nn.Module) -> None:
-    """Gives embeddings that were built without memory their multiplier (Gemma), which is in no checkpoint."""
-    for part in module.modules():
+def real_tables(module: nn.Module) -> None:
+    """Gives a module without memory what no checkpoint has: its rotary tables, and Gemma's multiplier of embeddings."""
+    for part in list(module.modules()):
+        for name, child in list(part.named_children()):
+            if type(child).__name__.endswith("RotaryEmbedding"):
+                setattr(part, name, type(child)(config=child.config).eval())
         if hasattr(part, "scalar_embed_scale"):
             part.embed_scale = torch.tensor(part.scalar_embed_scale)
 
@@ -82,12 +83,11 @@ def trace_target(module: TargetGraph, layout: Layout, expected: Expected) -> ir.
         model = trace_layers(module, replace(layout, num_layers=len(repeats.traced)))
     fold(model)
     repeat_layers(model, repeats, module.taps)
-    return _checked(model, expected)
+    return checked(model, expected)
 
 
 def trace_layers(module: TargetGraph, layout: Layout) -> ir.Model:
-    """Traces a target with the layers that it has. It has inputs in the place of taps, and outputs for the hidden
-    states after its layers."""
+    """Traces a target with the layers that it has, inputs in the place of taps, and outputs of hidden states."""
     names = ["input_ids", "position_ids", "tree_mask", "logit_rows"]
     t, mask = EXAMPLE["T"], torch.zeros(1, 1, EXAMPLE["T"], EXAMPLE["L"], dtype=layout.dtype)
     args = (torch.zeros(1, t, dtype=torch.int64), torch.arange(t)[None], mask, torch.arange(EXAMPLE["R"]))
@@ -98,8 +98,7 @@ def trace_layers(module: TargetGraph, layout: Layout) -> ir.Model:
 
 
 def trace_draft(module: nn.Module, config: HeadConfig, layout: Layout, expected: Expected) -> ir.Model:
-    """Traces a DraftGraph or BlockGraph into ONNX, with the contract's names. Raises ExportError if the trace is not as
-    expected."""
+    """As trace_target, of a DraftGraph or BlockGraph."""
     names = ["input_ids", "features", "position_ids", "tree_mask", "logit_rows"]
     row = "T" if config.block is None else "B"
     count, mask = EXAMPLE[row], torch.zeros(1, 1, EXAMPLE[row], EXAMPLE["L"], dtype=layout.dtype)
@@ -109,7 +108,7 @@ def trace_draft(module: nn.Module, config: HeadConfig, layout: Layout, expected:
     last = ["hidden"] if config.block is None else ["scores"] if config.markov_rank else []
     model = _trace(module, names, args, dims, ["log_probs", "token_ids", *last], layout)
     fold(model)
-    return _checked(model, expected, row)
+    return checked(model, expected, row)
 
 
 def _trace(
@@ -122,8 +121,7 @@ def _trace(
     taps: Mapping[str, Tensor] = MappingProxyType({}),
     hidden: Sequence[str] = (),
 ) -> ir.Model:
-    """taps: inputs [1,T,H] after the past ones, of which the module takes a list. hidden: names of outputs after the
-    new rows."""
+    """taps: inputs [1,T,H] after the past ones, of which the module takes a list. hidden: names of the last outputs."""
     symbols = {name: torch.export.Dim(name, min=0 if name == "P" else 1) for name in EXAMPLE}
     dynamic: list[Any] = [{axis: symbols[name] for axis, name in dim.items()} for dim in dims]
     dynamic.append([({1: symbols["P"]}, {1: symbols["P"]})] * layout.num_layers)
@@ -135,16 +133,30 @@ def _trace(
     ]
     last = [list(taps.values())] if taps else []
     dynamic += [[{1: symbols["T"]} for _ in each] for each in last]
-    with native_operators(module), quiet("torch.onnx"):
+    inputs = [*input_names, *past_names(layout.num_layers), *taps]
+    outputs = [*output_names, *present_names(layout.num_layers), *hidden]
+    with native_operators(module):
+        return exported(module, (*args, past, *last), tuple(dynamic), inputs, outputs)
+
+
+def exported(
+    module: nn.Module,
+    args: tuple[object, ...],
+    dims: tuple[object, ...],
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+) -> ir.Model:
+    """Returns what torch makes of a module. dims: of each argument its dynamic dimensions."""
+    with quiet("torch.onnx"):
         program = torch.onnx.export(
             module,
-            (*args, past, *last),
+            args,
             dynamo=True,
-            dynamic_shapes=tuple(dynamic),
+            dynamic_shapes=dims,
             opset_version=OPSET,
             optimize=False,  # its constant folding would read the fake weights
-            input_names=[*input_names, *past_names(layout.num_layers), *taps],
-            output_names=[*output_names, *present_names(layout.num_layers), *hidden],
+            input_names=input_names,
+            output_names=output_names,
             verbose=False,
         )
     assert program is not None
@@ -168,17 +180,15 @@ def is_fake(value: ir.Value) -> bool:
     return isinstance(getattr(value.const_value, "raw", None), FakeTensor)
 
 
-def _checked(model: ir.Model, expected: Expected, row: str = "T") -> ir.Model:
-    """Returns a trace, without what torch notes at its nodes. Raises ExportError if it is not as expected."""
-    clear_metadata(model)
-    check_contract(model, expected, row)
-    return model
-
-
-def check_contract(model: ir.Model, expected: Expected, row: str = "T") -> None:
-    """Raises ExportError unless each norm, rotation and attention is one standard node, and each dynamic dimension is
-    symbolic. With a transformers release that renames a function, the graph would else be correct but slow, or fixed to
-    the example's sizes. row: dimension of the rows of input_ids."""
+def checked(model: ir.Model, expected: Expected, row: str = "T") -> ir.Model:
+    """Returns a trace, without the source paths and stack traces that torch notes. Raises ExportError unless each norm,
+    rotation and attention is one standard node, and each dynamic dimension is symbolic. With a transformers release
+    that renames a function, the graph would else be correct but slow, or fixed to the example's sizes. row: dimension
+    of the rows of input_ids."""
+    graph = model.graph
+    made = [value for node in graph for value in node.outputs]
+    for item in (model, graph, *graph, *graph.inputs, *graph.initializers.values(), *made):
+        item.metadata_props.clear()
     foreign = sorted({node.domain for node in model.graph if node.domain})
     counts = Counter(node.op_type for node in model.graph)
     traced = (counts["Attention"], counts["RMSNormalization"], counts["RotaryEmbedding"])
@@ -196,16 +206,4 @@ def check_contract(model: ir.Model, expected: Expected, row: str = "T") -> None:
             dim = value.shape[axis] if value.shape is not None else None
             if not isinstance(dim, ir.SymbolicDim) or dim.value != name:
                 raise ExportError(f"the trace froze dimension {name} of {value.name} to {dim}; report this as a bug")
-
-
-def clear_metadata(model: ir.Model) -> None:
-    """Removes the absolute source paths and stack traces that torch's exporter attaches."""
-    for item in (model, model.graph, *model.graph, *_values(model)):
-        item.metadata_props.clear()
-
-
-def _values(model: ir.Model) -> Iterator[ir.Value]:
-    yield from model.graph.inputs
-    yield from model.graph.initializers.values()
-    for node in model.graph:
-        yield from node.outputs
+    return model

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from eagle_export.base.data_file import Report, external, point_to, write
+from eagle_export.base.data_file import Report, external, pointing_to, write
 from eagle_export.base.errors import ExportError
 from eagle_export.base.parted import Array, Part, PartedTensor, transposed
 from eagle_export.graphs.trace import is_fake
@@ -27,16 +27,14 @@ DATA_SUFFIX = ".data"
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """The tensor that holds an initializer's values, and the initializer's name in the graph. A weight has one name in
-    both graphs of a bundle."""
+    """The tensor that holds an initializer's values, and the initializer's name, one in both graphs of a bundle."""
 
     name: str
     source: StoredTensor
 
 
 def attach(model: ir.Model, weights: Mapping[str, Weight]) -> None:
-    """Replaces every fake initializer by a lazy tensor. weights: module parameter name -> weight. Raises ExportError if
-    a parameter has no weight."""
+    """Replaces fake initializers by lazy tensors. weights: by parameter name. Raises ExportError if one is missing."""
     graph = model.graph
     for name, value in list(graph.initializers.items()):
         if name not in weights:
@@ -62,10 +60,9 @@ def store_transposed(model: ir.Model) -> None:
     """Removes transpositions of weights, which are written transposed."""
     for node in list(model.graph):
         value = node.inputs[0] if node.op_type == "Transpose" else None
-        if value is None or not _is_lazy(value) or len(value.uses()) > 1:
+        source = None if value is None else value.const_value
+        if value is None or not isinstance(source, PartedTensor) or len(value.uses()) > 1:
             continue  # a tied embedding is also read by a Gather: it is stored once, not transposed
-        source = value.const_value
-        assert isinstance(source, PartedTensor)
         _set_lazy(value, transposed(source))
         ir.convenience.replace_all_uses_with(node.outputs[0], value)
         model.graph.remove(node, safe=True)
@@ -79,14 +76,17 @@ def save(model: ir.Model, path: Path, report: Report = lambda name, done: None, 
     not computed again; the file gets its place by a second name. Raises ExportError for values that are not finite."""
     data = path.with_name(path.name + DATA_SUFFIX)
     values = external(model)
-    tensors = [value.const_value for value in values]
     with tempfile.TemporaryDirectory(dir=path.parent) if kept is None else nullcontext(kept) as folder:
         stem = Path(folder) / path.parent.name
-        digest = write(values, stem.with_suffix(DATA_SUFFIX), stem.with_suffix(".journal"), report)
-        _name_again(stem.with_suffix(DATA_SUFFIX), data)
+        stored = stem.with_suffix(DATA_SUFFIX)
+        digest = write(values, stored, stem.with_suffix(".journal"), report)
+        try:
+            os.link(stored, data)
+        except OSError:  # the file system has no second names
+            stored.rename(data)
     try:
-        point_to(values, data)
-        ir.save(model, path)
+        with pointing_to(values, data):
+            ir.save(model, path)
     except ir.serde.SerdeError as error:  # small weights are read by the graph's writer, which wraps our error
         cause: BaseException | None = error
         while cause is not None:
@@ -94,34 +94,17 @@ def save(model: ir.Model, path: Path, report: Report = lambda name, done: None, 
                 raise cause from None
             cause = cause.__cause__
         raise
-    finally:
-        for value, tensor in zip(values, tensors, strict=True):
-            value.const_value = tensor
     return digest
 
 
 def save_over(model: ir.Model, written: ir.Model, path: Path, other: str) -> None:
-    """Writes a graph whose large weights are, by name, those of a graph that `save` wrote next to it. other: that
-    graph's file."""
+    """Writes a graph whose large weights are, by name, those of a graph that `save` wrote next to it as `other`."""
     values = external(written)
-    tensors = [value.const_value for value in values]
-    try:
-        point_to(values, path.with_name(PurePosixPath(other).name + DATA_SUFFIX))
+    with pointing_to(values, path.with_name(PurePosixPath(other).name + DATA_SUFFIX)):
         for value in values:
             if (mine := model.graph.initializers.get(str(value.name))) is not None:
                 mine.const_value = value.const_value
         ir.save(model, path)
-    finally:
-        for value, tensor in zip(values, tensors, strict=True):
-            value.const_value = tensor
-
-
-def _name_again(file: Path, name: Path) -> None:
-    """Gives a file a second name or, where the file system has none, another one."""
-    try:
-        os.link(file, name)
-    except OSError:
-        file.rename(name)
 
 
 def num_bytes(model: ir.Model) -> int:
@@ -170,7 +153,3 @@ def _reader(source: StoredTensor, dtype: ir.DataType) -> Part:
 
 def _set_lazy(value: ir.Value, tensor: PartedTensor) -> None:
     value.const_value, value.shape, value.dtype = tensor, ir.Shape(tensor.shape.numpy()), tensor.dtype
-
-
-def _is_lazy(value: ir.Value | None) -> bool:
-    return value is not None and isinstance(value.const_value, PartedTensor)

@@ -33,14 +33,6 @@ from eagle_export.heads.layers import Attention, KeyValues, Rows, mlp, new_rows,
 from eagle_runtime.base.tree import hiding
 
 
-class _Reading(nn.Module):
-    """A layer's part in reading the target."""
-
-    def __init__(self, config: HeadConfig) -> None:
-        super().__init__()
-        self.self_attn = KeyValues(config, config.hidden_size)
-
-
 class BlockReader(nn.Module):
     """What turns the target's taps into the head's features."""
 
@@ -49,8 +41,10 @@ class BlockReader(nn.Module):
         super().__init__()
         self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, config.hidden_size, bias=config.fc_bias)
         self.hidden_norm = norm_of(config.hidden_size, config.rms_norm_eps)
-        own = [_Reading(config) for _ in range(config.num_layers)] if layers is None else layers
-        self.layers = nn.ModuleList(own)
+        if layers is None:
+            parts = (KeyValues(config, config.hidden_size) for _ in range(config.num_layers))
+            layers = [nn.ModuleDict({"self_attn": part}) for part in parts]
+        self.layers = nn.ModuleList(layers)
         self.rotary_emb = rotary(config)
         self.reads_state = config.state_size > 0
 
@@ -58,7 +52,7 @@ class BlockReader(nn.Module):
         """taps: the target's hidden states [1,T,H], in order. Returns keys and values per layer, each [1,T,Hkv,D]."""
         read = self.hidden_norm(self.fc(torch.cat(list(taps), -1)))
         rope = self.rotary_emb(read, position_ids)
-        return [new_rows(cast(_Reading, layer).self_attn, read, rope) for layer in self.layers]
+        return [new_rows(cast(KeyValues, layer.self_attn), read, rope) for layer in self.layers]
 
     def features(self, taps: Sequence[Tensor], last: Tensor, position_ids: Tensor) -> Tensor:
         """As key_values. last [1,T,H]: the target's states after its last norm. Returns features [1,T,2 L Hkv D (+ H)]:
@@ -125,7 +119,9 @@ class BlockHead(BlockReader):
         """input_ids [1,B]: the root, then mask tokens; position_ids [1,B]; mask [1,1,B,P + B], additive; past: keys and
         values of verified rows per layer; state [1,1,S]: the target's last state before the root, if the head reads
         it. Returns hidden [1,B,H], after the last norm."""
-        x = self.embedded(input_ids)
+        x = self.embed_tokens(input_ids)
+        if self.own_mask:  # all rows but the root's have it
+            x = torch.cat([x[:, :1], self.mask_embedding.expand(-1, input_ids.shape[1] - 1, -1)], 1)
         if state is not None:
             x = self.input_fc(torch.cat([x, state.expand(-1, x.shape[1], -1)], -1))
         rope = self.rotary_emb(x, position_ids)
@@ -133,13 +129,6 @@ class BlockHead(BlockReader):
             x = layer(x, rope, mask, rows)
         out: Tensor = self.norm(x)
         return out
-
-    def embedded(self, input_ids: Tensor) -> Tensor:
-        """Returns [1,B,H]: the root's embedding, and the mask's for all other rows."""
-        embedded: Tensor = self.embed_tokens(input_ids)
-        if not self.own_mask:
-            return embedded
-        return torch.cat([embedded[:, :1], self.mask_embedding.expand(-1, input_ids.shape[1] - 1, -1)], 1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns logits [..., Vd] of hidden [..., H], without transitions."""

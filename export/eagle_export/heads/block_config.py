@@ -36,8 +36,7 @@ class Block:
 
 
 def read_block(head: Checkpoint, vocab: int, target_layers: int, target_hidden: int) -> Block:
-    """Reads the block of a head with the official names (block_layouts.py). All sizes are the target's. Raises
-    ExportError."""
+    """Reads the block of a head with the official names. All sizes are the target's. Raises ExportError."""
     where, (least, most) = head.folder / "config.json", BLOCK_RANGES["size"]
     if head.integer("num_target_layers", target_layers) != target_layers:
         raise ExportError(

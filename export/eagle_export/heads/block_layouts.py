@@ -145,8 +145,7 @@ BLOCK_LAYOUTS = (
 
 
 def block_layout(head: Checkpoint) -> BlockLayout | None:
-    """Returns a block head's layout; None for another kind of head. Raises ExportError for one that cannot be exported,
-    by its name."""
+    """Returns a block head's layout; None for another kind. Raises ExportError for one that cannot be exported."""
     where = head.folder / "config.json"
     for pattern, what in REFUSED_CLASSES:
         if named := [name for name in head.architectures if re.search(pattern, name)]:
@@ -243,8 +242,7 @@ def _said(head: Checkpoint, config: Mapping[str, Any], *keys: str, default: bool
 
 
 def _causal(head: Checkpoint, config: Mapping[str, Any], layout: BlockLayout) -> bool:
-    """Whether rows see no later row of their block. Raises ExportError for a window that is too narrow, and for a head
-    whose layers differ in this."""
+    """Whether rows see no later row of their block. Raises ExportError for a narrow window, and layers that differ."""
     where = head.folder / "config.json"
     types = config.get("layer_types") or []
     if not isinstance(types, list) or set(types) - {"full_attention", "sliding_attention"}:

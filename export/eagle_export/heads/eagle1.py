@@ -108,7 +108,6 @@ class PredictionHead(Eagle1Head):
         self.hidden_first, self.masks_first = config.hidden_first, config.masks_first
 
     def joined(self, input_ids: Tensor, features: Tensor, position_ids: Tensor) -> Tensor:
-        """As in Eagle1Head."""
         embedded = self.embed_tokens(input_ids)
         if self.masks_first:
             embedded = embedded.masked_fill(position_ids[..., None] == 0, 0)
@@ -116,6 +115,5 @@ class PredictionHead(Eagle1Head):
         return torch.cat(inputs[::-1] if self.hidden_first else inputs, -1)
 
     def finished(self, x: Tensor) -> Tensor:
-        """As in Eagle1Head."""
         normed: Tensor = self.norm(x)
         return normed

@@ -33,8 +33,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, past: Rows, rows: Tensor | None = None
     ) -> tuple[Tensor, Rows]:
-        """x [1, T, X], mask additive [1, 1, T, P + T], rows [R] as in `wanted`. Returns the output [1, R, H] and the T
-        new rows."""
+        """x [1, T, X], mask additive [1, 1, T, P + T], rows [R] as in `wanted`. Returns [1, R, H], and T new rows."""
         q, k, v = (
             project(source).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for project, source in ((self.q_proj, wanted(x, rows)), (self.k_proj, x), (self.v_proj, x))
@@ -94,13 +93,11 @@ def rms_norm(config: HeadConfig) -> nn.Module:
 
 
 def norm_of(width: int, eps: float) -> nn.Module:
-    """Returns Llama's RMSNorm of a width."""
     module: nn.Module = modeling_llama.LlamaRMSNorm(width, eps)
     return module
 
 
 def mlp(config: HeadConfig) -> nn.Module:
-    """Returns Llama's SwiGLU block."""
     module: nn.Module = modeling_llama.LlamaMLP(config.llama())
     return module
 

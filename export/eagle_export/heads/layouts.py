@@ -22,7 +22,6 @@ from eagle_export.heads.layout import HeadLayout as HeadLayout
 from eagle_export.heads.layout import OutputNorm as OutputNorm
 from eagle_export.heads.prediction import DEEPSEEK, MIMO, QWEN, SPECULATORS
 from eagle_export.reading.checkpoint import Checkpoint
-from eagle_export.reading.stored_tensors import StoredTensor
 
 PAIRED = "layers.0.hidden_norm.weight"  # the norm of the features: EAGLE-3's first layer has it, no other layer does
 
@@ -201,7 +200,9 @@ READ_EAGLE_KEYS: tuple[tuple[str, tuple[object, ...]], ...] = (  # of eagle_conf
 def official(head: Checkpoint) -> tuple[HeadLayout, Checkpoint]:
     """Returns a head's layout, and the head with the official names and one flat config. Raises ExportError for a head
     of another kind, by its name if it is known."""
-    head = replace(head, tensors=_without_prefix(head.tensors))
+    if "model.fc.weight" in head.tensors and "fc.weight" not in head.tensors:
+        # vLLM's own state dict puts "model." before all but lm_head and the vocabulary's maps.
+        head = replace(head, tensors={name.removeprefix("model."): each for name, each in head.tensors.items()})
     if (block := block_layout(head)) is not None:
         return official_block(head, block)
     layout = next((each for each in LAYOUTS if each.fits(head)), None)
@@ -224,13 +225,6 @@ def official(head: Checkpoint) -> tuple[HeadLayout, Checkpoint]:
             f"{head.folder} holds a tensor under two names of the {layout.producer} layout; it is damaged"
         )
     return layout, replace(head, config=config, tensors=tensors)
-
-
-def _without_prefix(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
-    """Without the "model." that vLLM's own state dict puts before all but lm_head and the vocabulary's maps."""
-    if "model.fc.weight" not in tensors or "fc.weight" in tensors:
-        return tensors
-    return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
 
 
 def _official_name(name: str, layout: HeadLayout) -> str:
@@ -273,8 +267,7 @@ def _refuse_known(head: Checkpoint) -> None:
 
 
 def _refuse_layer(head: Checkpoint, layout: HeadLayout) -> None:
-    """Raises ExportError for a multi-token-prediction layer that is not a plain decoder layer. head: with the official
-    names."""
+    """Raises ExportError for a multi-token-prediction layer that is no plain decoder layer. head: by official names."""
     _refuse_contents(head)
     kind = head.config.get("model_type")
     if layout.nested is None and kind not in LLAMA_TYPES:

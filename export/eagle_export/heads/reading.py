@@ -183,13 +183,18 @@ def _num_layers(head: Checkpoint, kind: Kind) -> int:
 def _stated(head: Checkpoint, name: str, *keys: str) -> bool:
     """Whether the head has a tensor. Raises ExportError if a key of the config says otherwise."""
     present = name in head.tensors
-    key = next((key for key in keys if head.config.get(key) is not None), None)
-    if key is not None and bool(head.config[key]) != present:
+    if (key := next((key for key in keys if head.config.get(key) is not None), None)) is not None:
+        _check_agrees(head, key, head.config[key], name, present)
+    return present
+
+
+def _check_agrees(head: Checkpoint, key: str, value: Any, name: str, present: bool) -> None:
+    """Raises ExportError if a setting says otherwise than the tensors. present: whether the tensor is there."""
+    if bool(value) != present:
         raise ExportError(
-            f"{head.folder}: {key} is {head.config[key]!r} in config.json, but tensor {name!r} is "
+            f"{head.folder}: {key} is {value!r} in config.json, but tensor {name!r} is "
             f"{'there' if present else 'missing'}; config and weights do not belong together"
         )
-    return present
 
 
 def _fc_bias(head: Checkpoint, layout: HeadLayout) -> bool:
@@ -206,15 +211,8 @@ def _fc_bias(head: Checkpoint, layout: HeadLayout) -> bool:
 def _tap_norm(head: Checkpoint) -> TapNorm:
     each = any(name.startswith("fc_norm.") for name in head.tensors)
     together = "input_norm.weight" in head.tensors
-    for key, present, name in (
-        ("fc_norm", each, "fc_norm.0.weight"),
-        ("norm_before_fc", together, "input_norm.weight"),
-    ):
-        if bool(_setting(head, key)) != present:
-            raise ExportError(
-                f"{head.folder}: {key} is {_setting(head, key)!r} in config.json, but tensor {name!r} is "
-                f"{'there' if present else 'missing'}; config and weights do not belong together"
-            )
+    _check_agrees(head, "fc_norm", _setting(head, "fc_norm"), "fc_norm.0.weight", each)
+    _check_agrees(head, "norm_before_fc", _setting(head, "norm_before_fc"), "input_norm.weight", together)
     if each and together:
         raise ExportError(f"{head.folder}: the head has both fc_norm and input_norm, which exclude each other")
     return "each" if each else "all" if together else "none"
@@ -294,8 +292,7 @@ def draft_vocabulary(head: Checkpoint, kind: Kind, hidden: int, target_hidden: i
 
 
 def stored_map(head: Checkpoint, kind: Kind, size: int, vocab: int) -> StoredTensor | None:
-    """Returns d2t [Vd], the offsets from draft to target ids, of a head of `size` draft tokens; None if the ids are the
-    same. Raises ExportError."""
+    """Returns d2t [Vd], offsets from draft to target ids, of `size` tokens; None for equal ids. Raises ExportError."""
     if not kind.reads_taps:
         return None
     if "d2t" not in head.tensors:

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from eagle_export.base.quiet import quiet
-from eagle_export.graphs.native_operators import rotary_modules
-from eagle_export.graphs.trace import real_scales
+from eagle_export.graphs.trace import real_tables
 from eagle_export.reading.checkpoint import EMBEDDING, Checkpoint
 from eagle_export.reading.families.dense_experts import fused_experts, read_fused
 from eagle_export.reading.families.registry import family_of, read_config
@@ -39,30 +38,21 @@ class LayeredModel:
     def __init__(self, checkpoint: Checkpoint, texts: Sequence[Sequence[int]]) -> None:
         self._checkpoint = checkpoint
         self._family = family_of(checkpoint)
-        experts = self._family.experts
-        names = {name: name if experts is None else experts.parameter(name) for name in checkpoint.tensors}
-        self._stored = {new: checkpoint.tensors[name] for name, new in names.items()}
+        self._stored = {self._family.parameter(name): each for name, each in checkpoint.tensors.items()}
         config = read_config(self._family, checkpoint)
         with torch.device("meta"), quiet("transformers"):
             model = self._family.model_class()._from_config(
                 config, attn_implementation=attention_of(checkpoint), dtype=torch.float32
             )
         model.eval()
-        for parent, name, rotary in rotary_modules(model):
-            setattr(parent, name, type(rotary)(config=rotary.config).eval())
-        real_scales(model)
+        real_tables(model)
         self.config, self._model = model.config, model.model
+        self.layers: Sequence[nn.Module] = self._model.layers  # without weights
         self._load(self._model.norm, "model.norm.")
         self.hidden: list[Tensor] = []
         self.next = 0
         self._calls: list[list[tuple[Any, Any]]] = []  # of each text its layers' arguments but for the first
         self._note_calls(texts)
-
-    @property
-    def layers(self) -> Sequence[nn.Module]:
-        """The decoder layers, without weights."""
-        layers: Sequence[nn.Module] = self._model.layers
-        return layers
 
     @torch.inference_mode()
     def run_layer(self) -> Iterator[int]:
