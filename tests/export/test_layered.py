@@ -57,7 +57,7 @@ def test_recorded_inputs_are_those_of_the_whole_model(kind: str, data: Path, tmp
     assert_equal(layered.inputs, whole.inputs)
     assert "head.fc.weight" in whole.inputs
     assert not layered.importance, "no gradients without the whole model"
-    q, k = (layered.inputs.names[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qk")  # type: ignore[attr-defined]
+    q, k = (layered.inputs.names[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qk")
     assert q == k, "layers that read one tensor share a file"
 
 

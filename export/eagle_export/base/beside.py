@@ -35,14 +35,11 @@ Content = Callable[[ir.TensorProtocol], memoryview]
 
 def worth_it(values: Sequence[ir.Value], cores: int) -> bool:
     """Whether values are computed by two processes: those that are only read are written as fast by one."""
-    computed = [value.const_value for value in values if _is_computed(value.const_value)]
-    sizes = [tensor.nbytes for tensor in computed if tensor is not None]
-    layers = [tensor.nbytes for tensor in computed if tensor is not None and LAYER.match(str(tensor.name))]
-    return sys.platform == "linux" and cores > 1 and sum(sizes) >= LEAST and max(layers, default=MOST + 1) <= MOST
-
-
-def _is_computed(tensor: ir.TensorProtocol | None) -> bool:
-    return isinstance(tensor, ir.LazyTensor) and not isinstance(tensor, PartedTensor)
+    tensors = [value.const_value for value in values]
+    computed = [each for each in tensors if isinstance(each, ir.LazyTensor) and not isinstance(each, PartedTensor)]
+    total = sum(tensor.nbytes for tensor in computed)
+    layers = [tensor.nbytes for tensor in computed if LAYER.match(str(tensor.name))]
+    return sys.platform == "linux" and cores > 1 and total >= LEAST and max(layers, default=MOST + 1) <= MOST
 
 
 def groups(values: Sequence[ir.Value]) -> list[tuple[int, int]]:
@@ -112,30 +109,32 @@ def in_two(values: Sequence[ir.Value], content: Content, folder: Path) -> Iterat
             group = group_of[index]
             if group not in mine:
                 mine[group] = claims.take(group)
-            made = None if mine[group] else copy.read(place / str(index))
+            made = None if mine[group] else copy.read(str(index))
             return content(tensor) if made is None else made
 
-        with _halved(lambda: _compute(values, claims, content, place)) as copy:
+        with _halved(lambda: _compute(values, claims, content, place), place) as copy:
             yield either
 
 
 @contextmanager
-def meanwhile(work: Callable[[Path], None], folder: Path | None = None, *, halved: bool = False) -> Iterator[Running]:
+def meanwhile(work: Callable[[Path], None], folder: Path | None = None, *, halved: bool = False) -> Iterator[Copy]:
     """Yields a copy of the process that does some work on one thread. work: called with an empty folder for what it
     makes, which is gone at the end. folder: where that is made; None for the system's place. halved: whether each
     process has half of the cores meanwhile."""
     copied = _halved if halved else _copied
-    with tempfile.TemporaryDirectory(dir=folder) as made, copied(lambda: work(Path(made))) as copy:
-        yield Running(copy, Path(made))
+    with tempfile.TemporaryDirectory(dir=folder) as made, copied(lambda: work(Path(made)), Path(made)) as copy:
+        yield copy
 
 
 @contextmanager
-def _copied(work: Callable[[], None]) -> Iterator[_Copy]:
+def _copied(work: Callable[[], None], made: Path) -> Iterator[Copy]:
     """Yields a copy of the process that does some work; it ends with the context."""
-    process = _fork()
+    with warnings.catch_warnings():  # Python warns of forks of processes with threads: the copy uses none of them
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process = os.fork()
     if process == 0:
         _end_after(work)
-    copy = _Copy(process)
+    copy = Copy(process, made)
     try:
         yield copy
     finally:
@@ -143,7 +142,7 @@ def _copied(work: Callable[[], None]) -> Iterator[_Copy]:
 
 
 @contextmanager
-def _halved(work: Callable[[], None]) -> Iterator[_Copy]:
+def _halved(work: Callable[[], None], made: Path) -> Iterator[Copy]:
     """As _copied; each process has half of the cores meanwhile."""
     every = sorted(os.sched_getaffinity(0))
 
@@ -151,34 +150,12 @@ def _halved(work: Callable[[], None]) -> Iterator[_Copy]:
         os.sched_setaffinity(0, every[len(every) // 2 :])
         work()
 
-    with _copied(on_half) as copy:
+    with _copied(on_half, made) as copy:
         try:
             os.sched_setaffinity(0, every[: len(every) // 2])
             yield copy
         finally:
             os.sched_setaffinity(0, every)
-
-
-class Running:
-    """A copy of the process, at work."""
-
-    def __init__(self, copy: _Copy, made: Path) -> None:
-        self._copy, self._made = copy, made
-
-    @property
-    def ended(self) -> bool:
-        """Whether the copy has ended."""
-        return self._copy.ended()
-
-    def result(self) -> Path | None:
-        """Waits for the end of the work. Returns the folder with what it made, None if it failed."""
-        return self._made if self._copy.wait() else None
-
-
-def _fork() -> int:
-    with warnings.catch_warnings():  # Python warns of forks of processes with threads: the copy uses none of them
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
 
 
 def _compute(values: Sequence[ir.Value], claims: Claims, content: Content, place: Path) -> None:
@@ -211,17 +188,25 @@ def _end_after(work: Callable[[], None]) -> None:
         os._exit(status)
 
 
-class _Copy:
-    """The other process."""
+class Copy:
+    """A copy of the process, at work. made: the folder with its files."""
 
-    def __init__(self, process: int) -> None:
+    def __init__(self, process: int, made: Path) -> None:
         self._process: int | None = process
-        self._status = 0
+        self._status, self._made = 0, made
 
-    def read(self, path: Path) -> memoryview | None:
+    def result(self) -> Path | None:
+        """Waits for the end of the work. Returns the folder with what it made, None if it failed."""
+        if self._process is not None:
+            self._status = os.waitpid(self._process, 0)[1]
+            self._process = None
+        return self._made if self._status == 0 else None
+
+    def read(self, name: str) -> memoryview | None:
         """Waits for a file, and returns its content; None if the copy has ended without it."""
+        path = self._made / name
         while not path.exists():
-            if self.ended() and not path.exists():
+            if self._ended() and not path.exists():
                 return None
             time.sleep(PAUSE)
         content = path.read_bytes()
@@ -235,15 +220,7 @@ class _Copy:
             os.waitpid(self._process, 0)
             self._process = None
 
-    def wait(self) -> bool:
-        """Waits for its end. Returns whether it did all of its work."""
-        if self._process is not None:
-            self._status = os.waitpid(self._process, 0)[1]
-            self._process = None
-        return self._status == 0
-
-    def ended(self) -> bool:
-        """Whether it has ended."""
+    def _ended(self) -> bool:
         if self._process is not None:
             process, status = os.waitpid(self._process, os.WNOHANG)
             if process:

@@ -13,7 +13,7 @@ backward passes, which compute no gradients of weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -50,21 +50,18 @@ def column_importance(
         inputs[name] += float(x.square().sum())
         out.register_hook(partial(add, name, x @ x.mT))  # type: ignore[no-untyped-call]
 
-    with torch.enable_grad(), _only_activations(model):
-        hooks = [layer.register_forward_hook(partial(forward, name)) for name, layer in layers]
-        try:
-            read = 0
-            for texts in _batches(windows):
-                report(read)
-                read += len(texts)
-                logits = model(input_ids=torch.tensor(texts), use_cache=False).logits.flatten(0, 1).float()
-                scores = logits.log_softmax(-1)
-                for draw in range(DRAWS):
-                    drawn = torch.multinomial(scores.detach().exp(), 1, generator=generator)
-                    scores.gather(1, drawn).sum().backward(retain_graph=draw + 1 < DRAWS)
-        finally:
-            for hook in hooks:
-                hook.remove()
+    with torch.enable_grad(), _only_activations(model), ExitStack() as hooks:
+        for name, layer in layers:
+            hooks.enter_context(layer.register_forward_hook(partial(forward, name)))
+        read = 0
+        for texts in _batches(windows):
+            report(read)
+            read += len(texts)
+            logits = model(input_ids=torch.tensor(texts), use_cache=False).logits.flatten(0, 1).float()
+            scores = logits.log_softmax(-1)
+            for draw in range(DRAWS):
+                drawn = torch.multinomial(scores.detach().exp(), 1, generator=generator)
+                scores.gather(1, drawn).sum().backward(retain_graph=draw + 1 < DRAWS)
     return {
         name: (squares[name] * torch.linalg.vector_norm(layer.weight.detach().float(), dim=1).square()).numpy()
         * np.float32(0.5 / (DRAWS * max(inputs[name], 1e-20)))

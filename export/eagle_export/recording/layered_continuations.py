@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import torch
@@ -62,12 +61,8 @@ def verified_continuations(
         report(f"comparing with the source (run {run}, the bundle drafts)")
         drafts = [draft([*text.prompt, *text.tokens], most - len(text.tokens)) for text in rest]
         with run_errors(source, " layer by layer", OSError):
-            _verify(source, rest, drafts, eos, taps, partial(_show, report, run))
+            _verify(source, rest, drafts, eos, taps, run, report)
     return texts
-
-
-def _show(report: Callable[[str], None], run: int, layer: int, layers: int) -> None:
-    report(f"comparing with the source (run {run}, layer {layer} of {layers})")
 
 
 @torch.inference_mode()
@@ -77,9 +72,10 @@ def _verify(
     drafts: Sequence[Sequence[int]],
     eos: Collection[int],
     taps: Collection[int],
-    report: Callable[[int, int], None],
+    run: int,
+    report: Callable[[str], None],
 ) -> None:
-    """Adds the tokens that one run of the source gives."""
+    """Adds the tokens that one run of the source gives, the run of this number."""
     model = LayeredModel(
         source, [[*text.prompt, *text.tokens, *new[:-1]] for text, new in zip(texts, drafts, strict=True)]
     )
@@ -90,7 +86,7 @@ def _verify(
                 states[number][model.next] = hidden
         if model.next == len(model.layers):
             break
-        report(model.next + 1, len(model.layers))
+        report(f"comparing with the source (run {run}, layer {model.next + 1} of {len(model.layers)})")
         for _ in model.run_layer():
             pass
     for number, kept in enumerate(states):

@@ -44,8 +44,8 @@ TEXTS, LENGTH = 24, 96  # of the package's text, where the target does not write
 
 
 @dataclass(frozen=True, slots=True)
-class Spilled(Listed):
-    """Inputs in files of a folder, each read when it is asked for. names: weight name -> name of its file."""
+class Spilled:
+    """Inputs in files of a folder. names: weight name -> name of its file."""
 
     folder: Path
     names: dict[str, str] = field(default_factory=dict)
@@ -60,14 +60,18 @@ class Spilled(Listed):
                 _write(self.folder / f"{name}.npz", arrays)
             self.names[name] = written[id(seen)]
 
-    def __getitem__(self, name: str) -> Observed:
-        arrays = _read(self.folder / self.names[name])
-        return Observed(int(arrays["rows"]), arrays["largest"], arrays["sample"])
+    def listed(self) -> Listed:
+        """The inputs, each read when it is asked for."""
+
+        def read(file: str) -> Observed:
+            arrays = _read(self.folder / file)
+            return Observed(int(arrays["rows"]), arrays["largest"], arrays["sample"])
+
+        return Listed(self.names, read)
 
 
 def texts_to_read(text: Text, data: Path | None, vocab: int, longest: int) -> list[list[int]]:
-    """Returns windows of token ids: of the file or, without one, of the package's text. Raises CalibrationError for a
-    file without text."""
+    """Returns windows of token ids of the file, or of the package's text. Raises CalibrationError for an empty file."""
     if data is not None:
         return read_windows(data, text, vocab, min(WINDOW, longest), MAX_TOKENS)
     length = min(LENGTH, longest)
@@ -93,7 +97,11 @@ def observe_layers(
         if model.next == 0 and 0 in taps:
             _keep_tap(folder, model, tapped)
         while model.next < len(model.layers):
-            _record_layer(model, spilled, report)
+            number, count = model.next, len(model.layers)
+            of_layer = LayerInputs.of(model.layers[number], f"model.layers.{number}.")
+            for text in model.run_layer():
+                report(f"recording inputs (layer {number + 1} of {count}, text {text + 1} of {len(model.hidden)})")
+            spilled.add(of_layer.observed())
             if model.next in taps:
                 _keep_tap(folder, model, tapped)
             _save(folder, model, spilled, tapped)
@@ -101,21 +109,12 @@ def observe_layers(
         ends = [model.last_hidden(text) for text in range(len(windows))]
         for end in ends:
             inputs.add(LM_HEAD, end)
-        observed = dict(inputs.observed())
+        spilled.add(inputs.observed())
         if model.config.tie_word_embeddings:
-            observed[EMBEDDING] = observed[LM_HEAD]
-        spilled.add(observed)
+            spilled.names[EMBEDDING] = spilled.names[LM_HEAD]
         if head is not None:
             spilled.add(_head_inputs(checkpoint, head, windows, tapped, ends))
-        return Recorded(spilled)
-
-
-def _record_layer(model: LayeredModel, spilled: Spilled, report: Callable[[str], None]) -> None:
-    number, count = model.next, len(model.layers)
-    inputs = LayerInputs.of(model.layers[number], f"model.layers.{number}.")
-    for text in model.run_layer():
-        report(f"recording inputs (layer {number + 1} of {count}, text {text + 1} of {len(model.hidden)})")
-    spilled.add(inputs.observed())
+        return Recorded(spilled.listed())
 
 
 @torch.inference_mode()
@@ -125,7 +124,7 @@ def _head_inputs(
     windows: Sequence[Sequence[int]],
     tapped: Mapping[int, list[Tensor]],
     ends: Sequence[Tensor],
-) -> dict[str, Observed]:
+) -> Listed:
     """What a head's layers read. An LM head that it borrows, whose output is of no use, has one row."""
     tokens = [token for window in windows for token in window]
     weights, embedding = weights_for_tokens(part, checkpoint, tokens, lm_head=False)
@@ -136,7 +135,7 @@ def _head_inputs(
     for text, window in enumerate(windows):
         hidden = {tap: kept[text] for tap, kept in tapped.items()} | {-1: ends[text]}
         inputs.read(torch.tensor(window)[None], hidden)
-    return dict(inputs.observed())
+    return inputs.observed()
 
 
 def _keep_tap(folder: Path, model: LayeredModel, tapped: dict[int, list[Tensor]]) -> None:
@@ -164,7 +163,7 @@ def _resume(folder: Path, model: LayeredModel) -> tuple[Spilled, dict[int, list[
             _read(folder / file)
         hidden = _tensors(folder / state["hidden"], len(model.hidden))
         model.hidden, model.next = hidden, int(state["next"])
-        return Spilled(folder, dict(state["files"])), tapped
+        return Spilled(folder, state["files"]), tapped
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return Spilled(folder), {}
 

@@ -23,13 +23,13 @@ import torch
 
 from eagle_calib.calibration import Observed
 from eagle_calib.folder import claimed
-from eagle_export.base.beside import Running, meanwhile
+from eagle_export.base.beside import Copy, meanwhile
 from eagle_export.base.errors import ExportError
 from eagle_export.base.memory import check_memory
 from eagle_export.graphs.pair import Pair
 from eagle_export.recording.layered_recording import Spilled, observe_layers, texts_to_read
 from eagle_export.recording.packed import load_packed
-from eagle_export.recording.self_calibration import SEQUENCES, Joined, Recorded, observe_source
+from eagle_export.recording.self_calibration import SEQUENCES, Listed, Recorded, observe_source
 from eagle_export.recording.source_text import Asked
 from eagle_runtime.machine.host import cores, free_memory, threads_allowed
 
@@ -102,12 +102,11 @@ class OtherHalf:
 
     pair: Pair
     source: list[Any]
-    copy: Running
+    copy: Copy
     seen: Callable[[Path], None]
 
     def completed(self, finished: Path, report: Callable[[str], None], *, weighed: int) -> Recorded:
-        """Records this half on one thread and joins the other. finished: for inputs, as long as they are needed. Raises
-        what observe_source does."""
+        """Records this half on one thread, and joins both. finished: for inputs. Raises what observe_source does."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -119,12 +118,13 @@ class OtherHalf:
             else:
                 shutil.rmtree(finished / INPUTS, ignore_errors=True)  # of an export that was stopped
                 (folder / INPUTS).rename(finished / INPUTS)
-                second = Spilled(finished / INPUTS, json.loads((folder / NAMES).read_text(encoding="utf-8")))
+                names = json.loads((folder / NAMES).read_text(encoding="utf-8"))
+                second = Spilled(finished / INPUTS, names).listed()
                 self.seen(folder)
         finally:
             self.source.clear()
             torch.set_num_threads(threads)
-        return Recorded(_Halves(first.inputs, second), first.importance)
+        return Recorded(_joined(first.inputs, second), first.importance)
 
 
 @contextmanager
@@ -151,11 +151,10 @@ def other_half(
 
     def work(folder: Path) -> None:
         inputs = _half(pair, source[0], SECOND, folder, lambda step: None, asked, weighed=0).inputs
-        assert isinstance(inputs, Joined)
-        spilled, files = Spilled(folder / INPUTS), dict[tuple[int, str], str]()
+        spilled, files = Spilled(folder / INPUTS), dict[Any, str]()
         spilled.folder.mkdir()
-        for name in inputs:
-            if (origin := inputs.origin(name)) not in files:
+        for name, origin in inputs.names.items():
+            if origin not in files:
                 spilled.add({name: inputs[name]})
                 files[origin] = spilled.names[name]
             spilled.names[name] = files[origin]
@@ -183,29 +182,16 @@ def _half(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Halves(Mapping[str, Observed]):
+def _joined(*halves: Mapping[str, Observed]) -> Listed:
     """Inputs of which two processes recorded one half each. A layer that one of them lacks, an expert that it hardly
     asked, has the other's."""
 
-    first: Mapping[str, Observed]
-    second: Mapping[str, Observed]
-
-    def __getitem__(self, name: str) -> Observed:
-        parts = [each[name] for each in (self.first, self.second) if name in each]
-        if not parts:
-            raise KeyError(name)
+    def read(name: str) -> Observed:
+        parts = [half[name] for half in halves if name in half]
         return Observed(
             sum(each.rows for each in parts),
             np.max([each.channel_absmax for each in parts], axis=0),
             np.concatenate([each.sample for each in parts]),
         )
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.first or name in self.second
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self.first, *self.second]))
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
+    return Listed({name: name for half in halves for name in half}, read)

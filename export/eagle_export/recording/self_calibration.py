@@ -54,7 +54,7 @@ class Recorded:
     one tensor share an object. importance: weight name -> [N], of the target's layers (importance.py), if that was
     measured."""
 
-    inputs: Mapping[str, Observed]
+    inputs: Listed
     importance: Mapping[str, Array] = field(default_factory=dict)
 
 
@@ -107,7 +107,7 @@ def _own_text(
     report: Callable[[str], None],
     asked: Asked | None,
     file: SampleFile | None,
-) -> tuple[list[list[int]], Mapping[str, Observed], list[Written]]:
+) -> tuple[list[list[int]], Listed, list[Written]]:
     """Continues all starts, which have one length, to `length` tokens, sampled at temperature 1. End-of-sequence tokens
     are sampled like others, and a text goes on after one. Returns the texts, the inputs that were recorded while they
     were written, and what was asked for besides."""
@@ -174,8 +174,7 @@ class LayerInputs:
         mixtures: Iterable[tuple[str, torch.nn.Module]] = (),
         file: SampleFile | None = None,
     ) -> None:
-        """layers: weight name and layer. mixtures: name and module of `fused_experts`. file: where rows are kept, None
-        for the memory."""
+        """layers: weight name and layer. mixtures: `fused_experts`. file: where rows are kept, None for the memory."""
         self.file = file
         self._statistics: dict[str, InputStatistics] = {}
         self._same_input: dict[str, str] = {}  # layer -> the layer before it that reads the same tensor
@@ -218,7 +217,7 @@ class LayerInputs:
             )
         self._statistics[name].add(x.reshape(-1, x.shape[-1]).float().numpy())
 
-    def observed(self, order: Array | None = None) -> Mapping[str, Observed]:
+    def observed(self, order: Array | None = None) -> Listed:
         """Ends the recording and returns weight name -> inputs, without experts of fewer than LEAST_ROWS rows. order:
         of the rows of layers that read every row."""
         for hook in self._hooks:
@@ -229,13 +228,13 @@ class LayerInputs:
         if self.file is not None:
             for one in kept.values():
                 one.check()
-            return _Filed(kept, names, order)
+            return Listed(names, lambda name: _ordered(kept[name].observed(), order))
         self._statistics.clear()
         observed = {}
         while kept:  # each is freed when it is copied: those of all layers may take gigabytes
             name, one = kept.popitem()
             observed[name] = _ordered(one.observed(), order)
-        return {name: observed[other] for name, other in names.items()}
+        return Listed(names, observed.__getitem__)
 
 
 def _ordered(seen: Observed, order: Array | None) -> Observed:
@@ -243,11 +242,16 @@ def _ordered(seen: Observed, order: Array | None) -> Observed:
     return replace(seen, sample=seen.sample[order]) if every else seen
 
 
+@dataclass(frozen=True, slots=True)
 class Listed(Mapping[str, Observed]):
-    """Inputs that are read when they are asked for. names: those that there are, with what each is read by."""
+    """Inputs that are read when they are asked for. names: of weights -> what `read` is called with, which is the same
+    for layers that read one tensor."""
 
-    __slots__ = ()
     names: Mapping[str, Any]
+    read: Callable[[Any], Observed]
+
+    def __getitem__(self, name: str) -> Observed:
+        return self.read(self.names[name])
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
@@ -257,18 +261,6 @@ class Listed(Mapping[str, Observed]):
 
     def __len__(self) -> int:
         return len(self.names)
-
-
-@dataclass(frozen=True, slots=True)
-class _Filed(Listed):
-    """Inputs that are in a file, each read when it is asked for. names: of weights -> of those in `statistics`."""
-
-    statistics: Mapping[str, InputStatistics]
-    names: Mapping[str, str]
-    order: Array | None
-
-    def __getitem__(self, name: str) -> Observed:
-        return _ordered(self.statistics[self.names[name]].observed(), self.order)
 
 
 class HeadInputs(LayerInputs):
@@ -309,7 +301,7 @@ def _observed(
     head: HeadPart | None,
     report: Callable[[str], None],
     file: SampleFile | None,
-) -> Mapping[str, Observed]:
+) -> Listed:
     """Reads every window as a prompt. file: as for LayerInputs."""
     inputs = LayerInputs.of(model, file=file)
 
@@ -329,7 +321,7 @@ def _all_inputs(
     head: HeadPart | None,
     texts: Iterable[tuple[Tensor, Hidden]],
     order: Array | None = None,
-) -> Mapping[str, Observed]:
+) -> Listed:
     """Returns the inputs of a target's layers and of its head's. texts: some of one length [B, T], with the target's
     hidden states for the head. order: as for LayerInputs.observed."""
     file = inputs.file
@@ -338,26 +330,10 @@ def _all_inputs(
         if head_inputs is not None:
             head_inputs.read(tokens, hidden)
     parts = [inputs.observed(order), *([] if head_inputs is None else [head_inputs.observed()])]
-    places = {name: (part, name) for part in parts for name in part}
+    names = {name: (part.read, key) for part in parts for name, key in part.names.items()}
     if model.config.tie_word_embeddings:
-        places[EMBEDDING] = places[LM_HEAD]
-    return Joined(places)
-
-
-@dataclass(frozen=True, slots=True)
-class Joined(Listed):
-    """Inputs of several recordings. names: name -> recording, and the name there."""
-
-    names: Mapping[str, tuple[Mapping[str, Observed], str]]
-
-    def __getitem__(self, name: str) -> Observed:
-        part, other = self.names[name]
-        return part[other]
-
-    def origin(self, name: str) -> tuple[int, str]:
-        """Returns what is the same for layers that read one tensor."""
-        part, other = self.names[name]
-        return id(part), part.names[other] if isinstance(part, _Filed) else other
+        names[EMBEDDING] = names[LM_HEAD]
+    return Listed(names, lambda place: place[0](place[1]))
 
 
 def linears(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:

@@ -69,8 +69,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Texts that were sampled. tokens [B, T]. hidden: by tap [B, T, H]. passes: of how many tokens of each text a
-    forward pass was."""
+    """Texts that were sampled. tokens [B, T]. hidden: by tap [B, T, H]. passes: tokens of a text in each of them."""
 
     tokens: Tensor
     hidden: Mapping[int, Tensor]
@@ -110,7 +109,8 @@ class Writer:
         last = max([length if sampled else 0, *(len(each.start) + each.count - 1 for each in greedy)])
         read, passes, kept = 0, list[int](), dict[int, Tensor]()
         new = torch.tensor([text[: min(map(len, texts))] for text in texts])
-        name, cache = cache_keyword(self._model), room_for(self._model, last)
+        layers = range(int(self._model.config.num_hidden_layers))
+        name, cache = cache_keyword(self._model), Cache(layers=[_Rows(last) for _ in layers])
         while True:
             left = count if read < length else 0
             self._before(left, len(texts))
@@ -194,11 +194,6 @@ class _Rows(DynamicLayer):  # type: ignore[misc]
             rows[:, :, start:stop] = new
         self.keys, self.values = (rows[:, :, :stop] for rows in self._all)
         return self.keys, self.values
-
-
-def room_for(model: Any, rows: int) -> Cache:
-    """Returns an empty cache for texts of that many tokens."""
-    return Cache(layers=[_Rows(rows) for _ in range(int(model.config.num_hidden_layers))])
 
 
 def sample(logits: Tensor, random: torch.Generator) -> Tensor:
