@@ -35,7 +35,8 @@ PRECISIONS = ("fp32", "fp16", "int8", "int8-token", "int8-static", "int8-weight"
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, or 2 after an error that is the input's."""
     given = with_command(sys.argv[1:] if argv is None else argv)
-    return run_command(_parser(), given, _run, extra="export", interrupted=INTERRUPTED.get(given[0], "interrupted"))
+    interrupted = INTERRUPTED.get(given[0], "interrupted")
+    return run_command(_parser(), given, lambda args: args.run(args), extra="export", interrupted=interrupted)
 
 
 def with_command(argv: Sequence[str]) -> list[str]:
@@ -44,10 +45,6 @@ def with_command(argv: Sequence[str]) -> list[str]:
         argv[0] in COMMANDS or argv[0].split("=")[0] in ("-h", "--help", "--version", "--print-completion")
     )
     return [*argv] if named else ["make", *argv]
-
-
-def _run(args: argparse.Namespace) -> None:
-    args.run(args)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -98,25 +95,14 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
+    """The arguments, which have the names of the fields."""
     from eagle_export.writing.settings import Settings
 
-    text = args.calibration if args.calibration is not None and args.calibration.is_file() else None
-    return Settings(
-        precision=args.precision,
-        draft_precision=args.draft_precision,
-        backend=args.backend,
-        draft_vocab=args.draft_vocab,
-        calibration=None if text is not None else args.calibration,
-        draft_top_k=args.head_top_k,
-        certify=args.certify,
-        min_agreement=args.min_agreement,
-        max_kl=args.max_kl,
-        keep=args.keep,
-        cache_precision=args.cache_precision,
-        calibrate=text,
-        record=args.record,
-        size=args.size,
-    )
+    fields = {field.name for field in dataclasses.fields(Settings)}
+    given = {name: value for name, value in vars(args).items() if name in fields}
+    if args.calibration is not None and args.calibration.is_file():
+        given |= {"calibration": None, "calibrate": args.calibration}
+    return Settings(**given)
 
 
 def _bundle_report(done: Exported, commit: str | None, seconds: float) -> dict[str, object]:
@@ -158,9 +144,15 @@ def run_engines(args: argparse.Namespace) -> None:
 
 def run_inspect(args: argparse.Namespace) -> None:
     """Prints what is known of a target and a head before anything is downloaded or computed."""
-    from eagle_export.inspection.command import run_inspect as run_it
+    from eagle_export.inspection.command import as_json
+    from eagle_export.inspection.report import inspect, this_machine
+    from eagle_export.inspection.tables import show
 
-    run_it(args)
+    report, machine = inspect(args.target, args.draft, args.context), this_machine()
+    if args.json:
+        print(json.dumps(as_json(report, machine)))
+    else:
+        show(report, machine)
 
 
 def _engine_line(engine: BuiltEngine) -> str:
@@ -316,6 +308,7 @@ def _add_make(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--head-top-k",
+        dest="draft_top_k",
         type=int,
         metavar="K",
         help="top tokens that the head returns per row: the most children of a tree's node (default 64)",

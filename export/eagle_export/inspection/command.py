@@ -1,26 +1,12 @@
-"""`eagle-export inspect TARGET [DRAFT]`: a report for people as tables, for programs as one JSON object."""
+"""The report of `eagle-export inspect` for programs."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from eagle_export.inspection.report import Need, Place, Report, fits, inspect, least_class, places, this_machine
-
-
-def run_inspect(args: argparse.Namespace) -> None:
-    """Prints the report that the parsed arguments ask for, on stdout."""
-    report = inspect(args.target, args.draft, args.context)
-    machine = this_machine()
-    if args.json:
-        print(json.dumps(as_json(report, machine)))
-        return
-    from eagle_export.inspection.tables import show
-
-    show(report, machine)
+from eagle_export.inspection.report import Need, Place, Report, fits, least_class, places
 
 
 def as_json(report: Report, machine: Place | None) -> dict[str, Any]:

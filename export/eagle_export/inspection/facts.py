@@ -82,7 +82,10 @@ def target_facts(whole: Checkpoint) -> TargetFacts:
     sizes = Checkpoint(target.folder, config, target.tensors)
     hidden, heads = sizes.integer("hidden_size"), sizes.integer("num_attention_heads")
     kv_heads = sizes.integer("num_key_value_heads", heads)
-    head_dim = sizes.integer("head_dim", _head_dim(target, hidden, heads))
+    # Some configs leave out a head_dim that is not hidden / heads: it is as the first layer's projection has it.
+    q = target.tensors.get("model.layers.0.self_attn.q_proj.weight")
+    rows = hidden if q is None or len(q.shape) != 2 else q.shape[0]
+    head_dim = sizes.integer("head_dim", max(rows // heads, 1))
     readable = None if problems else family
     experts = None if readable is None or readable.experts is None else readable.experts.counts(config)
     facts = TargetFacts(
@@ -147,13 +150,6 @@ def head_facts(head: Checkpoint, target: TargetFacts, checkpoint: Checkpoint) ->
         notes=() if layout is None or (note := KINDS[layout.kind].note(head)) is None else (note,),
         official=None if layout is None else read,
     )
-
-
-def _head_dim(target: Checkpoint, hidden: int, heads: int) -> int:
-    """As the first layer's projection has it: some configs leave out a head_dim that is not hidden/heads."""
-    q = target.tensors.get("model.layers.0.self_attn.q_proj.weight")
-    rows = hidden if q is None or len(q.shape) != 2 else q.shape[0]
-    return max(rows // heads, 1)
 
 
 def _context(family: Family, config: Mapping[str, Any]) -> int | None:

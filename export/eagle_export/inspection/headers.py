@@ -25,7 +25,6 @@ class Headers:
 
     @property
     def commit(self) -> str | None:
-        """Of a model on the hub."""
         return None if self.model is None else self.model.commit
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from eagle_export.base.errors import ExportError
 from eagle_export.heads.prediction import without_prediction_layers
 from eagle_export.inspection.facts import HeadFacts, TargetFacts, head_facts, target_facts
-from eagle_export.inspection.headers import Headers, open_headers
-from eagle_export.inspection.sizes import GraphBytes, draft_shapes, graph_bytes, precisions_of, target_shapes
+from eagle_export.inspection.headers import open_headers
+from eagle_export.inspection.sizes import GraphBytes, graph_bytes, pair_shapes, precisions_of
 from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.plan import RECIPES, default_draft_precision
@@ -69,11 +69,8 @@ def inspect(target: str, draft: str | None, context: int | None = None) -> Repor
     if context is not None and facts.context is not None and context > facts.context:
         raise ExportError(f"the context is {context} tokens, but {target} has {facts.context} at most")
     tokens = context or min(CONTEXT, facts.context or CONTEXT)
-    of_head: Headers | None = None
-    head: HeadFacts | None = None
-    if draft is not None:
-        of_head = open_headers(draft, head=True)
-        head = head_facts(of_head.checkpoint, facts, checkpoint)
+    of_head = None if draft is None else open_headers(draft, head=True)
+    head = None if of_head is None else head_facts(of_head.checkpoint, facts, checkpoint)
     needed = () if facts.problems else needs(facts, checkpoint, head, tokens)
     return Report(facts, opened.commit, head, None if of_head is None else of_head.commit, tokens, needed)
 
@@ -86,7 +83,6 @@ def places(need: Need, machine: Place | None) -> list[Place]:
 
 
 def fits(need: Need, place: Place) -> bool:
-    """Whether a place has the memory."""
     return need.memory + (SYSTEM if need.backend == "cpu" else 0) <= place.memory
 
 
@@ -121,13 +117,10 @@ class Need:
 
 
 def needs(target: TargetFacts, checkpoint: Checkpoint, head: HeadFacts | None, context: int) -> tuple[Need, ...]:
-    """Every precision that shapes decide. checkpoint: the target's. head: left out unless it fits. context: tokens that
-    caches hold."""
+    """Every precision that shapes decide. checkpoint: the target's. head: if it fits. context: tokens of the caches."""
     assert target.family is not None and not target.problems, "looked at before"
     config = None if head is None else head.config
-    official = None if head is None or config is None else head.official
-    shapes = target_shapes(target.family, checkpoint, official, config)
-    drafting = None if official is None or config is None else draft_shapes(checkpoint, official, config)
+    shapes = pair_shapes(target.family, checkpoint, None if head is None else head.official, config)
     rows = target.num_layers * target.num_kv_heads * target.head_dim
     rows += 0 if config is None else config.num_layers * config.num_kv_heads * config.head_dim
     bounded = checkpoint.config.get("attn_logit_softcapping") is not None
@@ -136,11 +129,11 @@ def needs(target: TargetFacts, checkpoint: Checkpoint, head: HeadFacts | None, c
         if bounded and backend != "cpu":
             continue
         for precision in precisions_of(backend):
-            draft_precision = None if drafting is None else default_draft_precision(backend, precision)
-            of_target = graph_bytes(shapes, backend, precision, "target")
-            of_draft = None
-            if drafting is not None and draft_precision is not None:
-                of_draft = graph_bytes(drafting, backend, draft_precision, "draft")
+            of_target = graph_bytes(shapes["target"], backend, precision, "target")
+            draft_precision, of_draft = None, None
+            if "draft" in shapes:
+                draft_precision = default_draft_precision(backend, precision)
+                of_draft = graph_bytes(shapes["draft"], backend, draft_precision, "draft")
             cache = 2 * rows * context * CACHE_BYTES[RECIPES[backend][precision].traced]
             weights = of_target.stored + (0 if of_draft is None else of_draft.stored)
             activations = _activations(target, backend, precision, context)
@@ -182,9 +175,9 @@ CARDS = (
 
 def this_machine() -> Place | None:
     """This machine, with the bandwidth of its memory as measured now; None where its memory is unknown."""
-    memory = physical_memory()
-    threads = physical_cores()
-    return None if memory is None else Place("this machine", memory, read_bandwidth(threads, SAMPLE_BYTES // 4, 3))
+    if (memory := physical_memory()) is None:
+        return None
+    return Place("this machine", memory, read_bandwidth(physical_cores(), SAMPLE_BYTES // 4, 3))
 
 
 def physical_memory() -> int | None:
@@ -218,8 +211,7 @@ def _cores() -> int:
 
 
 def read_bandwidth(threads: int, sample: int = SAMPLE_BYTES, tries: int = TRIES) -> float:
-    """Returns the bytes per second that `threads` threads together read from memory: the best of a few tries over
-    `sample` bytes."""
+    """Returns the bytes per second that threads together read from memory: the best of a few tries over a sample."""
     parts = [np.ones(sample // threads // 4, np.float32) for _ in range(threads)]
     best = 0.0
     with ThreadPoolExecutor(threads) as pool:

@@ -10,7 +10,7 @@ Shapes: K inputs and N outputs of a layer, V vocabulary, H hidden.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
@@ -71,9 +71,6 @@ class GraphBytes:
     stored: int
     read: int
 
-    def __add__(self, other: GraphBytes) -> GraphBytes:
-        return GraphBytes(self.stored + other.stored, self.read + other.read)
-
 
 def alike(layers: Iterable[Layers]) -> tuple[Layers, ...]:
     """Counts layers of the same kind and shape as one."""
@@ -112,8 +109,7 @@ def graph_bytes(shapes: GraphShapes, backend: str, precision: str, graph: str) -
 
 
 def _storing(recipe: Recipe, graph: str) -> Passes:
-    """The passes of a recipe that decide how weights are stored. Static products store them in as many bytes as int8 of
-    weights alone."""
+    """The passes of a recipe that store weights. Static products store them in as many bytes as Int8Weights does."""
     make = recipe.draft if graph == "draft" and recipe.draft is not None else recipe.target
     passes: list[Pass[Any]] = []
     for step in make(None):
@@ -134,8 +130,7 @@ def _only_looked_up(value: ir.Value) -> bool:
 
 def _skeleton(shapes: GraphShapes, dtype: ir.DataType) -> ir.Model:
     """Returns a graph with the layers, fed by operators of the kinds that are before them."""
-    ids = ir.Value(name="input_ids", type=ir.TensorType(ir.DataType.INT64))
-    x = ir.Value(name="x", type=ir.TensorType(dtype))
+    ids, x = ir.val("input_ids", ir.DataType.INT64), ir.val("x", dtype)
     table = _weight(*shapes.table, dtype)
     nodes, weights = [ir.node("Gather", [table, ids])], [table]
     outputs = [nodes[0].outputs[0]]
@@ -165,24 +160,36 @@ def _linear(before: Before, x: ir.Value, weight: ir.Value, dtype: ir.DataType) -
 
 
 def _weight(name: str, shape: tuple[int, int], dtype: ir.DataType) -> ir.Value:
-    tensor = ir.LazyTensor(_no_values, dtype=dtype, shape=ir.Shape(shape), name=name)
-    return ir.Value(name=name, const_value=tensor, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+    return ir.val(name, const_value=ir.LazyTensor(_no_values, dtype=dtype, shape=ir.Shape(shape), name=name))
 
 
 def _no_values() -> ir.TensorProtocol:
     raise AssertionError("sizes need no values")
 
 
+def pair_shapes(
+    family: Family, target: Checkpoint, head: Checkpoint | None, config: HeadConfig | None
+) -> dict[str, GraphShapes]:
+    """The graphs "target" and, if there is a head that fits, "draft"."""
+    shapes = {"target": target_shapes(family, target, head, config)}
+    if head is not None and config is not None:
+        shapes["draft"] = draft_shapes(target, head, config)
+    return shapes
+
+
 def target_shapes(
     family: Family, target: Checkpoint, head: Checkpoint | None, config: HeadConfig | None
 ) -> GraphShapes:
     """The target's graph, with the part of an EAGLE-3 or block head that reads its taps."""
-    tensors = _used(target)
+    experts = family.experts
+    counts = None if experts is None else experts.counts(target.config)
+    # A router, which chooses experts, is computed in a wider type, and stays as it is.
+    router = "" if experts is None else f".{experts.block}.gate.weight"
     layers, numbers = [], 0
-    for name, tensor in tensors.items():
-        if name == EMBEDDING:
+    for name, tensor in target.tensors.items():
+        if name == EMBEDDING or is_table(name):
             continue
-        if _is_layer(name, tensor) and not _is_router(family, name):
+        if _is_layer(name, tensor) and not (router and name.endswith(router)):
             layers.append(_layer(name, tensor, _before(name)))
         else:
             numbers += prod(tensor.shape)
@@ -194,10 +201,9 @@ def target_shapes(
                 layers.append(_layer(f"head_reader.{name}", tensor, "joined" if joined else "norm"))
             else:
                 numbers += prod(tensor.shape)
-    rows, width = tensors[EMBEDDING].shape
-    return GraphShapes(
-        alike(layers), (EMBEDDING, (rows, width)), LM_HEAD not in tensors, numbers, chosen=_chosen(family, target)
-    )
+    rows, width = target.tensors[EMBEDDING].shape
+    chosen = 1.0 if counts is None else counts[1] / counts[0]
+    return GraphShapes(alike(layers), (EMBEDDING, (rows, width)), LM_HEAD not in target.tensors, numbers, chosen=chosen)
 
 
 def draft_shapes(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> GraphShapes:
@@ -225,24 +231,8 @@ def draft_shapes(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> Gr
     return GraphShapes(alike(layers), (name, (rows if config.embeds else 0, width)), tied, numbers, rest)
 
 
-def _used(checkpoint: Checkpoint) -> Mapping[str, StoredTensor]:
-    """Without the tables of rotations, which old checkpoints hold and which are computed."""
-    return {name: each for name, each in checkpoint.tensors.items() if not is_table(name)}
-
-
 def _is_layer(name: str, tensor: StoredTensor) -> bool:
     return len(tensor.shape) == 2 and name.endswith(".weight")
-
-
-def _is_router(family: Family, name: str) -> bool:
-    """Whether a matrix chooses experts: it is computed in a wider type, and stays as it is."""
-    return family.experts is not None and name.endswith(f".{family.experts.block}.gate.weight")
-
-
-def _chosen(family: Family, target: Checkpoint) -> float:
-    """The share of a layer's experts that one row needs."""
-    counts = None if family.experts is None else family.experts.counts(target.config)
-    return 1.0 if counts is None else counts[1] / counts[0]
 
 
 def _before(name: str) -> Before:

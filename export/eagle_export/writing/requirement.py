@@ -16,7 +16,7 @@ from eagle_export.base.errors import ExportError
 from eagle_export.base.memory import MEMORY_MARGIN
 from eagle_export.base.parted import PART
 from eagle_export.graphs.pair import Pair
-from eagle_export.inspection.sizes import GraphShapes, draft_shapes, graph_bytes, target_shapes
+from eagle_export.inspection.sizes import graph_bytes, pair_shapes
 from eagle_export.recipes.plan import AUTO, RECIPES
 from eagle_export.recording.layered import layer_numbers
 from eagle_export.recording.recording import Way
@@ -41,8 +41,7 @@ class Requirement:
     seconds: float
 
     def check(self, bundle: Path) -> None:
-        """Raises ExportError if the disk or the memory is too small. What an export that was stopped has written is no
-        longer needed."""
+        """Raises ExportError if the disk, but for what a stopped export wrote, or the memory is too small."""
         check_space(bundle.parent, self.disk - kept_bytes(bundle))
         free = free_memory()
         if free is not None and self.memory > free:
@@ -55,10 +54,11 @@ class Requirement:
         """The requirement, and what is there."""
         free = free_memory()
         memory = "" if free is None else f" ({free / 1e9:.1f} free)"
-        finished = kept_bytes(bundle)
+        finished, minutes = kept_bytes(bundle), max(1, round(self.seconds / 60))
         rest = f"; {finished / 1e9:.1f} GB are there from before" if finished else ""
+        duration = f"{minutes} min" if minutes < 100 else f"{minutes / 60:.0f} h"
         return (
-            f"takes about {_duration(self.seconds)}, {self.disk / 1e9:.1f} GB of disk "
+            f"takes about {duration}, {self.disk / 1e9:.1f} GB of disk "
             f"({free_space(bundle.parent) / 1e9:.1f} free) and {self.memory / 1e9:.1f} GB of memory{memory}{rest}"
         )
 
@@ -76,7 +76,9 @@ def requirement_of(
     """What an export needs. precisions: of graph "target" and, if there is a head, "draft". way: how inputs are
     recorded, None for not at all. place: where it is written. calibrated: whether a calibration was given. certify:
     whether the bundle is compared with its source."""
-    shapes = _shapes(pair)
+    head = pair.head
+    official, config = (None, None) if head is None else (head.checkpoint, head.config)
+    shapes = pair_shapes(pair.family, pair.target, official, config)
     precisions = {name: "int8" if each == AUTO else each for name, each in precisions.items()}  # no wider than int8
     recipe = RECIPES[backend][precisions["target"]]
     traced, quantised = (4 if recipe.traced == "fp32" else 2), recipe.target(None) != ()
@@ -114,15 +116,6 @@ def kept_bytes(bundle: Path) -> int:
     return folder_bytes(work_folder(bundle) / KEPT)
 
 
-def _shapes(pair: Pair) -> dict[str, GraphShapes]:
-    head = pair.head
-    official, config = (None, None) if head is None else (head.checkpoint, head.config)
-    shapes = {"target": target_shapes(pair.family, pair.target, official, config)}
-    if official is not None and config is not None:
-        shapes["draft"] = draft_shapes(pair.target, official, config)
-    return shapes
-
-
 def _working(k: int, n: int, traced: int, quantised: bool, compensated: bool) -> int:
     """Bytes that writing a weight [K, N] takes: what is written, levels before they are packed, parts in fp32, and two
     matrices of the inputs' products."""
@@ -140,8 +133,3 @@ def _spilled(pair: Pair) -> int:
     if experts is not None:
         mlp = max(mlp, int(config.num_experts_per_tok) * (hidden + experts.width(config)))
     return 4 * ROWS * int(config.num_hidden_layers) * (hidden + wide + mlp)
-
-
-def _duration(seconds: float) -> str:
-    minutes = max(1, round(seconds / 60))
-    return f"{minutes} min" if minutes < 100 else f"{minutes / 60:.0f} h"
