@@ -12,7 +12,6 @@ from typing import Any
 import onnx_ir as ir
 
 from eagle_calib.folder import work_folder, written
-from eagle_export.base.data_file import Report
 from eagle_export.base.destination import (
     check_destination,
     check_older,
@@ -36,11 +35,10 @@ from eagle_export.heads.block_config import TRANSITIONS
 from eagle_export.recipes.keep import KeepLayers
 from eagle_export.recipes.native import both_forms
 from eagle_export.recipes.native_head import native_head
-from eagle_export.recipes.plan import AUTO, Passes, Plan, apply, routes_experts
+from eagle_export.recipes.plan import AUTO, Passes, apply, routes_experts
 from eagle_export.recording.recording import OtherHalf, Way, how_to_record, other_half, recorded_inputs
 from eagle_export.recording.self_calibration import KEPT, LENGTH
-from eagle_export.recording.source_text import Asked
-from eagle_export.writing.automatic import Sensitivity, choose, foreseen_kl, plan_after, room_for, smoothed_first
+from eagle_export.writing.automatic import Choice, Sensitivity, choose, foreseen, room_for
 from eagle_export.writing.bar import Bar, bar
 from eagle_export.writing.listing import GRAPH_FILES, NATIVE_FILES, graph_specs, manifest_of, shared_weights
 from eagle_export.writing.pair_checks import check_settings, notes_on
@@ -90,7 +88,6 @@ class Work:
 
     @property
     def settings(self) -> Settings:
-        """Of the export."""
         return self.order.settings
 
 
@@ -105,16 +102,6 @@ class Traced:
     reading: SourceReading | None
     other: OtherHalf | None
     weighed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """plan: the passes that are to be run. done: what was done to weights of the target before. rows: as in
-    Exported.sensitivities."""
-
-    plan: Plan
-    done: Mapping[str, str]
-    rows: tuple[Sensitivity, ...]
 
 
 def export(
@@ -204,7 +191,8 @@ def _traced(work: Work, until_end: ExitStack) -> Traced:
         keep_blocks_apart()  # until inputs are recorded
     other: OtherHalf | None = None
     if way == "whole" and settings.calibrate is None:
-        other = until_end.enter_context(other_half(pair, work.bundle, *_in_both(reading)))
+        asked, leave, take = (reading.asked(), reading.leave, reading.take) if reading else (None, _nothing, _nothing)
+        other = until_end.enter_context(other_half(pair, work.bundle, asked, leave, take))
     work.report("tracing")
     traced = work.order.plan().traced
     graphs = build_graphs(pair, traced, work.top_k, routed=routes_experts(settings.backend))
@@ -221,11 +209,11 @@ def _traced(work: Work, until_end: ExitStack) -> Traced:
     return Traced(graphs, layers, reading, other, weighed)
 
 
-def _chosen(work: Work, traced: Traced, finished: Path) -> Chosen:
+def _chosen(work: Work, traced: Traced, finished: Path) -> Choice:
     """Records inputs, if any are, and chooses by them how weights are stored. finished: for what is to be read again if
     the export is stopped."""
     if work.way is None:
-        return Chosen(work.order.plan(), {}, ())
+        return Choice((), work.order.plan(), {}, None)
     asked = None if traced.reading is None else traced.reading.asked()
     recorded, missing = recorded_inputs(
         work.pair, work.settings.calibrate, work.way, finished, work.report, asked,
@@ -235,26 +223,24 @@ def _chosen(work: Work, traced: Traced, finished: Path) -> Chosen:
     give_back()
     keep_blocks_together()
     with_inputs = partial(work.order.plan, None if recorded is None else recorded.inputs)
-    target, chosen, kl = traced.graphs["target"], Chosen(with_inputs(), {}, ()), None
+    chosen = Choice((), with_inputs(), {}, None)
     if work.settings.precision == AUTO:
         if recorded is None:
             raise ExportError(f"layers cannot be chosen: {missing[0]}")
-        choice = choose(traced.graphs, with_inputs, recorded, work.order.budget, work.report)
-        chosen, kl = Chosen(choice.plan, choice.done, choice.rows), choice.kl
+        chosen = choose(traced.graphs, with_inputs, recorded, work.order.budget, work.report)
     elif recorded is not None and recorded.importance:
-        done, first = smoothed_first(target, chosen.plan)
-        chosen = Chosen(plan_after(first, chosen.plan), done, ())
-        kl = foreseen_kl(target, chosen.plan, recorded)
+        chosen = foreseen(traced.graphs["target"], chosen.plan, recorded)
     most = work.order.required.limits.kl
-    if kl is not None and work.settings.certify and kl > most:
-        print_line("eagle-export", BEYOND.format(kl, most))
+    if chosen.kl is not None and work.settings.certify and chosen.kl > most:
+        print_line("eagle-export", BEYOND.format(chosen.kl, most))
     return chosen
 
 
 def _made(
     work: Work, traced: Traced, folder: Path, finished: Path, shown: Bar, sources: Mapping[str, str]
 ) -> tuple[Manifest, tuple[Sensitivity, ...]]:
-    """Writes the bundle, and frees the graphs. Returns its manifest, and what layers were chosen from."""
+    """Writes the bundle, and frees the graphs. finished: where weights of an earlier run may be. Returns its manifest,
+    and what layers were chosen from."""
     graphs, pair = traced.graphs, work.pair
     chosen = _chosen(work, traced, finished)
     work.report("choosing scales")
@@ -263,7 +249,16 @@ def _made(
     total = sum(num_bytes(graph) for graph in graphs.values())
     check_space(work.bundle.parent, total - folder_bytes(finished))
     shown.weights(total)
-    hashes = _write(folder, pair.texts, graphs, natives, finished, shown.tensor)
+    hashes, before = dict[str, str](), 0
+    for name, graph in graphs.items():
+        path = folder / GRAPH_FILES[name]
+        path.parent.mkdir()
+        hashes[GRAPH_FILES[name] + DATA_SUFFIX] = save(graph, path, partial(shown.tensor, before), finished)
+        before += num_bytes(graph)
+    for name, native in natives.items():
+        save_over(native, graphs[name], folder / NATIVE_FILES[name], GRAPH_FILES[name])
+    for name, content in pair.texts.items():
+        (folder / name).write_bytes(content)
     if pair.head is not None and pair.head.config.markov_rank:
         write_transitions(folder / TRANSITIONS, pair.head.checkpoint, pair.head.d2t)
     manifest = manifest_of(
@@ -294,13 +289,8 @@ def _compared(
     return manifest, head_check
 
 
-def _in_both(
-    reading: SourceReading | None,
-) -> tuple[Asked | None, Callable[[Path], None], Callable[[Path], None]]:
-    """Returns what a copy of the process asks its source, how it leaves that in a folder, and how this one takes it."""
-    if reading is None:
-        return None, lambda folder: None, lambda folder: None
-    return reading.asked(), reading.leave, reading.take
+def _nothing(folder: Path) -> None:
+    """What is left in a folder, or taken from it, where nothing is asked."""
 
 
 def _rewritten(
@@ -314,30 +304,3 @@ def _rewritten(
         return decisions, {}
     head = native_head(graphs["draft"]) if "draft" in graphs else None
     return decisions, {"target": target} | ({} if head is None else {"draft": head})
-
-
-def _write(
-    folder: Path,
-    texts: Mapping[str, bytes],
-    graphs: Mapping[str, ir.Model],
-    natives: Mapping[str, ir.Model],
-    finished: Path,
-    report: Report,
-) -> dict[str, str]:
-    """Writes everything but the manifest. natives: other forms of graphs, over the same weights. finished: where
-    weights of an earlier run may be. Returns the SHA-256 of the files of weights, by their names in the bundle."""
-    hashes, before = {}, 0
-    for name, graph in graphs.items():
-        path = folder / GRAPH_FILES[name]
-        path.parent.mkdir()
-        hashes[GRAPH_FILES[name] + DATA_SUFFIX] = save(graph, path, partial(_after, report, before), finished)
-        before += num_bytes(graph)
-    for name, native in natives.items():
-        save_over(native, graphs[name], folder / NATIVE_FILES[name], GRAPH_FILES[name])
-    for name, content in texts.items():
-        (folder / name).write_bytes(content)
-    return hashes
-
-
-def _after(report: Report, before: int, name: str, done: int) -> None:
-    report(name, before + done)

@@ -158,14 +158,14 @@ def test_a_file_that_comes_while_the_export_runs_stays(
     """The older bundle is checked again before it is removed."""
     work.make_shallow()
     shutil.copytree(bundle_of("eagle1"), work.bundle)
-    write = eagle_export.bundle._write
+    write = eagle_export.bundle._made
 
     def write_meanwhile(*arguments: Any) -> Any:
-        hashes = write(*arguments)
+        made = write(*arguments)
         foreign_file(work.bundle)
-        return hashes
+        return made
 
-    monkeypatch.setattr(eagle_export.bundle, "_write", write_meanwhile)
+    monkeypatch.setattr(eagle_export.bundle, "_made", write_meanwhile)
     assert main([*work.arguments(), "--no-certificate"]) == 2
     assert f"{work.bundle / 'thesis.tex'} does not belong to the bundle" in capsys.readouterr().err
     assert (work.bundle / "thesis.tex").read_text() == "years of work"

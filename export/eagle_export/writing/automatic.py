@@ -69,8 +69,8 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """rows: every layer of the target. plan: the passes that are left to run. done: what those before them did. kl: in
-    nats, that the target will have about; None where only relative errors are known."""
+    """rows: every layer of a target in "auto". plan: the passes that are left to run. done: what those before them did.
+    kl: in nats, that the target will have about; None where that is not known."""
 
     rows: tuple[Sensitivity, ...]
     plan: Plan
@@ -79,8 +79,7 @@ class Choice:
 
 
 def checked_budget(precision: str, agreement: float | None, size: int | None) -> Budget:
-    """Returns the budget of an export. Raises ExportError for one of another precision than "auto", an "auto" without
-    one, and impossible figures."""
+    """Raises ExportError for a budget of another precision than "auto", an "auto" without one, and wrong figures."""
     if precision != AUTO and size is not None:
         raise ExportError(f"a size to choose layers by belongs to precision {AUTO}, not {precision}")
     if precision == AUTO and (agreement, size) == (None, None):
@@ -130,7 +129,11 @@ def room_for(graphs: Mapping[str, ir.Model], plan_of: Callable[[Mapping[str, Gri
     """Returns how many of `size` bytes are left when all weights are in the narrowest grids. graphs: as they are before
     the passes that plan_of returns for grids by weight name. Raises ExportError if they take more."""
     narrow = plan_of({layer.name: grids_of(layer)[0] for layer in linears(graphs["target"])})
-    least = sum(_bytes_after(narrow, name, graph) for name, graph in graphs.items())
+    least = 0
+    for name, graph in graphs.items():
+        trial = graph.clone()
+        apply(narrow.passes[name], trial)  # weights are computed when they are written
+        least += num_bytes(trial)
     if least > size:
         raise ExportError(
             f"all layers in four bits take {least / 1e6:.1f} MB and {size / 1e6:.1f} MB are allowed; "
@@ -151,6 +154,13 @@ def plan_after(first: int, plan: Plan) -> Plan:
     return replace(plan, passes={**plan.passes, "target": plan.passes["target"][first:]})
 
 
+def foreseen(target: ir.Model, plan: Plan, recorded: Recorded) -> Choice:
+    """Smooths a target of another precision, in place. Returns the passes that are left, and foreseen_kl."""
+    done, first = smoothed_first(target, plan)
+    left = plan_after(first, plan)
+    return Choice((), left, done, foreseen_kl(target, left, recorded))
+
+
 def foreseen_kl(target: ir.Model, plan: Plan, recorded: Recorded) -> float | None:
     """Returns the KL in nats that a smoothed target will have about after the passes of the plan, from errors of its
     weights alone; None if that was not measured. For the two models of docs/dev/precision.md it was up to a fifth too
@@ -166,12 +176,6 @@ def foreseen_kl(target: ir.Model, plan: Plan, recorded: Recorded) -> float | Non
         values = layer_losses(layer, [grid], recorded, most).values
         total += sum(values or ())
     return COMPENSATED * total
-
-
-def _bytes_after(plan: Plan, name: str, graph: ir.Model) -> int:
-    trial = graph.clone()
-    apply(plan.passes[name], trial)  # weights are computed when they are written
-    return num_bytes(trial)
 
 
 def grids_of(layer: Linear) -> list[Grid]:

@@ -25,9 +25,9 @@ class Bar:
         """Weights of so many bytes are going to be written."""
         self._progress.update(self._task, total=total, completed=0)
 
-    def tensor(self, name: str, done: int) -> None:
-        """A tensor is being written after so many bytes of others."""
-        self._progress.update(self._task, description=f"writing weights: {name}", completed=done)
+    def tensor(self, before: int, name: str, done: int) -> None:
+        """A tensor is being written after so many bytes of other graphs, and of others of its own."""
+        self._progress.update(self._task, description=f"writing weights: {name}", completed=before + done)
 
 
 @contextmanager

@@ -64,9 +64,6 @@ class Settings:
             raise ExportError(
                 "draft precision, vocabulary and top-k are settings of a head; give a head, or leave them out"
             )
-        self._check_inputs()
-
-    def _check_inputs(self) -> None:
         if self.calibrate is not None and not recorded_from_source(self.backend, self.precision):
             raise ExportError(f"{self.precision} for backend {self.backend} records no inputs; leave the text out")
         if self.precision == AUTO and self.calibration is not None:
