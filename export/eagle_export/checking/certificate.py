@@ -116,9 +116,11 @@ def compare_with_source(
     """Runs the source, then the bundle, on the golden prompts. bundle: complete but for the certificate. head: to be
     checked on the source's own text. reading: of the source, if it was read before.
 
-    Raises ExportError if this machine cannot run one of them, and FidelityError if the bundle's logits are not
-    finite."""
-    _check_engine()
+    Raises ExportError if this machine cannot run one of them, FidelityError if the bundle's logits are not finite."""
+    try:
+        import eagle_runtime.ort.library  # noqa: F401
+    except BackendError as error:
+        raise ExportError(str(error)) from None
     if reading is None or reading.expected is None:
         whole = _fits_whole(source, bundle, manifest)
         text = Text(bundle, partial(read_text_file, bundle, manifest))
@@ -151,8 +153,7 @@ def compare_with_source(
 def _read_by_layers(
     bundle: Path, manifest: Manifest, reading: SourceReading, report: Callable[[str], None]
 ) -> tuple[list[Continuation], HeadCheck | None]:
-    """What the reading asks, with the bundle and one layer of the source in the memory; the head is checked on the same
-    continuations."""
+    """What the reading asks, with the bundle and one layer of the source in the memory. The head is checked on it."""
     source, prompts, count, head = reading.source, reading.prompts, reading.count, reading.head
     config, not_finite = read_config(family_of(source), source), _not_finite(manifest)
     taps = set() if head is None else taps_of_readings(head.config, config)
@@ -200,13 +201,6 @@ def _top(logits: Float) -> tuple[TopTokens, ...]:
         TopTokens(tuple(ids), tuple(round(value, 4) for value in row))
         for ids, row in zip(best.tolist(), values.tolist(), strict=True)
     )
-
-
-def _check_engine() -> None:
-    try:
-        import eagle_runtime.ort.library  # noqa: F401
-    except BackendError as error:
-        raise ExportError(str(error)) from None
 
 
 def _fits_whole(source: Checkpoint, bundle: Path, manifest: Manifest) -> bool:

@@ -122,8 +122,7 @@ def compare_readings(
     texts: Iterable[tuple[Continued, Hidden]],
     embedding: TokenRows | None = None,
 ) -> HeadCheck:
-    """As check_head, of texts with the target's hidden states for them. target: its config. weights, embedding: as
-    eager_head takes them."""
+    """As check_head, of texts with the target's hidden states. target: its config. The others: as for eager_head."""
     readings = [("", part.config), *_other_readings(part.config, target)]
     heads = [(eager_head(config, weights, embedding), config) for _, config in readings]
     rows: list[list[tuple[Tensor, Tensor]]] = [[] for _ in readings]
@@ -201,12 +200,8 @@ def _other_readings(config: HeadConfig, target: Any) -> Iterator[tuple[str, Head
     if config.ahead is not None:
         return
     rope = config.rope["rope_parameters"]
-    for theta in sorted({10000.0, _theta(target, 10000.0)} - {rope["rope_theta"]}):
+    theirs = (getattr(target, "rope_parameters", None) or {}).get("rope_theta")  # None if there is more than one
+    known = {10000.0, float(theirs)} if isinstance(theirs, int | float) else {10000.0}
+    for theta in sorted(known - {rope["rope_theta"]}):
         other_rope = {**config.rope, "rope_parameters": {**rope, "rope_theta": theta}}
         yield f"rope_theta {theta:g}", replace(config, rope=other_rope)
-
-
-def _theta(target: Any, default: float) -> float:
-    """The base of the target's rotation; the default if it has more than one."""
-    theta = (getattr(target, "rope_parameters", None) or {}).get("rope_theta")
-    return float(theta) if isinstance(theta, int | float) else default

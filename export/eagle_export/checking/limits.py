@@ -111,8 +111,7 @@ def required_fidelity(
 
 
 def refusal(certificate: Certificate, required: RequiredFidelity, worst: Sequence[LayerError]) -> FidelityError:
-    """The error for an export that does not reach what is required. worst: its worst layers, worst first, or none if
-    they are not known."""
+    """The error for an export that does not reach what is required. worst: its worst layers, worst first, if known."""
     than = "was asked for" if required.explicit else f"{required.precision} should"
     figures = compared(certificate.agreement, certificate.kl, required.limits)
     reason = f"the bundle follows its source less closely than {than}: {figures}"

@@ -55,8 +55,7 @@ class SourceReading:
     def of(
         cls, source: Checkpoint, text: Text, vocab: int, context: int, eos: Collection[int], head: HeadPart | None
     ) -> SourceReading:
-        """text: the source's tokenizer. vocab, context, eos: of the source. Raises ExportError for a context without
-        room."""
+        """text: the tokenizer. vocab, context, eos: of the source. Raises ExportError for a context without room."""
         prompts = golden_prompts(text, vocab, context)
         count = min(GOLDEN_TOKENS, context - max(map(len, prompts)))
         if count < 1:

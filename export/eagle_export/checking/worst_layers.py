@@ -109,14 +109,12 @@ def layer_errors(
     """The error of every linear layer of a target, in the graph's order.
 
     path, spec: the graph in the bundle. tokens: a prompt and the source's continuation; source [R, V]: the source's
-    logits of the last R rows. report: called with the number of layers that are done and of all layers. Raises
-    BackendError."""
+    logits of the last R rows. report: called with the numbers of done and of all layers. Raises BackendError."""
     model, wider, corrected = correctable(path, spec, layers)
-    zeros = {
-        _correction(layer): np.zeros((len(source) if layer.is_lm_head else len(tokens), _width(wider, layer)), dtype)
-        for layer in corrected
-        for dtype in [wider.inputs[_correction(layer)].dtype]
-    }
+    zeros = {}
+    for layer in corrected:
+        rows, correction = len(source) if layer.is_lm_head else len(tokens), wider.inputs[_correction(layer)]
+        zeros[_correction(layer)] = np.zeros((rows, int(correction.shape[2])), correction.dtype)
     wanted = log_softmax(source)
     ids = np.array(tokens, np.int64)
     feeds: dict[str, Array] = {
@@ -138,9 +136,9 @@ def layer_errors(
             report(done, len(corrected))
             exact = first[layer.x].astype(np.float32) @ layer.read()
             wrong = first[_raw(layer)].astype(np.float32) - exact
-            correction = {_correction(layer): (-wrong).astype(zeros[_correction(layer)].dtype)}
+            corrected_by = {_correction(layer): (-wrong).astype(zeros[_correction(layer)].dtype)}
             size = float(np.linalg.norm(wrong)) / max(float(np.linalg.norm(exact)), 1e-30)
-            errors.append(LayerError(layer, size, unchanged, kl(session.run({**feeds, **correction}, cache))))
+            errors.append(LayerError(layer, size, unchanged, kl(session.run({**feeds, **corrected_by}, cache))))
     return errors
 
 
@@ -183,10 +181,6 @@ def _sized(value: ir.Value) -> bool:
     if shape is None or len(shape) != 3 or not isinstance(shape[2], int) or value.dtype is None:
         return False
     return isinstance(shape[1], ir.SymbolicDim) and shape[1].value in ("T", "R")
-
-
-def _width(spec: GraphSpec, layer: Layer) -> int:
-    return int(spec.inputs[_correction(layer)].shape[2])
 
 
 def _correction(layer: Layer) -> str:

@@ -149,8 +149,7 @@ def build_engines(
 
 
 def check_older_engines(older: Path, folder: Path) -> None:
-    """Raises ExportError if `older`, the folder to replace, holds anything but engines and their sidecar. folder: its
-    name in the message."""
+    """Raises ExportError if `older`, which had the name `folder`, holds anything but engines and their sidecar."""
     if foreign := sorted(path.name for path in older.iterdir() if path.name != SIDECAR and path.suffix not in SUFFIXES):
         raise ExportError(f"{folder / foreign[0]} is not a file of the engines; remove it")
 
@@ -225,8 +224,7 @@ def _build_one(
 
 
 def _checked(trt: Any, capabilities: Sequence[str]) -> tuple[str, ...]:
-    """Returns the capabilities in ascending order, each once. Raises ExportError for one that the library does not
-    know."""
+    """Returns the capabilities in ascending order, each once. Raises ExportError for an unknown one."""
     for capability in capabilities:
         capability_of(trt, capability)
     return tuple(sorted(set(capabilities), key=lambda text: tuple(map(int, text.split(".")))))

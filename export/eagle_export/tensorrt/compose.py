@@ -111,8 +111,7 @@ class Writer:
 
 
 def mask_over_all(write: Writer, past_mask: ir.Value, tree_mask: ir.Value) -> ir.Value:
-    """Returns a mask [1, 1, T, P + T] of past_mask [1, 1, 1, P], which is the same for all rows, and tree_mask
-    [1, 1, T, T]."""
+    """Returns a mask [1, 1, T, P + T] of past_mask [1, 1, 1, P], the same for all rows, and tree_mask [1, 1, T, T]."""
     rows = write.op("Slice", write.op("Shape", tree_mask), write.ints(2), write.ints(3))
     ones = write.ints(1, 1)
     shape = write.op("Concat", ones, rows, write.ints(1), axis=0)

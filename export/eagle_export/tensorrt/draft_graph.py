@@ -77,9 +77,9 @@ def draft_graph(source: Path, depth: int, top_k: int) -> ir.Model:
         )
     past = past_names(sum(name.startswith("past_key_values.") for name in given) // 2)
     present = present_names(len(past) // 2)
-    dtype = dtype_of(graph)
+    dtype, table, known = dtype_of(graph), table_of(graph), known_tokens(graph)
     inputs = {
-        EMBEDS: ir.val(EMBEDS, dtype, [1, "T", size_of(table_of(graph), 1)]),
+        EMBEDS: ir.val(EMBEDS, dtype, [1, "T", size_of(table, 1)]),
         "features": ir.val("features", dtype, given["features"].shape),
         "position_ids": ir.val("position_ids", INT, [1, "T"]),
         "tree_mask": ir.val("tree_mask", dtype, [1, 1, "T", "T"]),
@@ -87,7 +87,7 @@ def draft_graph(source: Path, depth: int, top_k: int) -> ir.Model:
         "row_mask": ir.val("row_mask", dtype, [1, 1, 1, "T"]),
         "last_row": ir.val("last_row", INT, [1]),
         "level_positions": ir.val("level_positions", INT, [depth]),
-        "noise": ir.val("noise", F32, [depth + 1, _known_count(graph)]),
+        "noise": ir.val("noise", F32, [depth + 1, size_of(table, 0) if known is None else len(known)]),
         "ranking": ir.val("ranking", F32, [5]),
         **{name: ir.val(name, dtype, given[name].shape) for name in past},
     }
@@ -99,29 +99,19 @@ def draft_graph(source: Path, depth: int, top_k: int) -> ir.Model:
     read = write.copy(source, "read.", {**inputs, "tree_mask": mask, "logit_rows": last_rows})
     for name in ("token_ids", "log_probs", "draft_ids"):
         read[name] = write.op("Slice", read[name], write.ints(0), write.ints(1), write.ints(1))
-    pool = _grow(write, source, graph, inputs, read, depth, top_k)
+    levels, frontier = _grow(write, source, graph, inputs, read, depth, top_k)
     count = top_k + depth * top_k**2
     outputs = [
-        named(write.narrow(write.op("Concat", *pool.tokens, axis=0)), "pool_tokens", I32, [count]),
-        named(write.op("Concat", *pool.log_probs, axis=0), "pool_log_probs", F32, [count]),
+        named(write.narrow(write.op("Concat", *(each.tokens for each in levels), axis=0)), "pool_tokens", I32, [count]),
+        named(write.op("Concat", *(each.log_probs for each in levels), axis=0), "pool_log_probs", F32, [count]),
         named(write.narrow(write.flat(read["token_ids"])), "root_tokens", I32, [proposed]),
         named(write.flat(read["log_probs"]), "root_log_probs", F32, [proposed]),
     ]
     if depth > 1:
-        rows = [write.op("Unsqueeze", best, write.ints(0)) for best in pool.frontier]
+        rows = [write.op("Unsqueeze", best, write.ints(0)) for best in frontier]
         outputs.append(named(write.narrow(write.op("Concat", *rows, axis=0)), "frontier", I32, [depth - 1, top_k]))
     new = [named(read[name], name, dtype, same_shape(graph, name)) for name in present]
     return write.model([*inputs.values()], [*outputs, *new], "draft")
-
-
-@dataclass(frozen=True, slots=True)
-class _Pool:
-    """Per level its tokens and log_probs, flat; per level but the first and the last the indices [k] of those that grow
-    children."""
-
-    tokens: list[ir.Value]
-    log_probs: list[ir.Value]
-    frontier: list[ir.Value]
 
 
 def _grow(
@@ -132,8 +122,9 @@ def _grow(
     read: Mapping[str, ir.Value],
     depth: int,
     top_k: int,
-) -> _Pool:
-    """Adds the levels. graph: that of `source`; read: outputs of the copy that reads the rows."""
+) -> tuple[list[_Level], list[ir.Value]]:
+    """Adds the levels. graph: that of `source`; read: outputs of the copy that reads the rows. Returns the levels, and
+    for each but the first and the last the indices [k] of those that grow children."""
     table, dtype = _level_table(write, graph), dtype_of(graph)
     past = [name for name in inputs if name.startswith("past_key_values.")]
     keys = {name: [inputs[name], read[new]] for name, new in zip(past, present_names(len(past) // 2), strict=True)}
@@ -141,7 +132,7 @@ def _grow(
     seen = write.op("Expand", seen, write.ints(1, 1, top_k, 1))
     own = np.where(np.eye(top_k, dtype=np.bool_), 0, hiding(dtype.numpy())).astype(dtype.numpy())[None, None]
     level = _ranked(write, inputs, read, 0, top_k)
-    pool = _Pool([level.tokens], [level.log_probs], [])
+    levels, frontier = [level], list[ir.Value]()
     best = write.constant("all_children", np.arange(top_k))
     above, parents, mask = write.flat(level.scores), write.constant("root_row", np.zeros(top_k, np.int64)), None
     previous = read
@@ -165,15 +156,14 @@ def _grow(
         for name, new in zip(past, present_names(len(past) // 2), strict=True):
             keys[name].append(step[new])
         level = _ranked(write, inputs, step, number + 1, top_k)
-        pool.tokens.append(level.tokens)
-        pool.log_probs.append(level.log_probs)
+        levels.append(level)
         if number + 1 < depth:
             total = write.flat(write.op("Add", write.op("Unsqueeze", above, write.ints(1)), level.scores))
             above, best = write.ops("TopK", total, write.ints(top_k), outputs=2, axis=0, largest=1, sorted=1)
-            pool.frontier.append(best)
+            frontier.append(best)
             parents = write.take(write.constant("parent_rows", np.repeat(np.arange(top_k), top_k)), best)
             previous = step
-    return pool
+    return levels, frontier
 
 
 def _ranked(
@@ -217,18 +207,12 @@ def _level_table(write: Writer, graph: ir.Graph) -> ir.Value:
     if known is None:
         return write.weights.setdefault(name, table)
     name += ".known"
-
-    def read() -> ir.TensorProtocol:
-        return ir.tensor(tensor.numpy()[known], name=name)
-
-    lazy = ir.LazyTensor(read, dtype=tensor.dtype, shape=ir.Shape([len(known), size_of(table, 1)]), name=name)
+    shape = ir.Shape([len(known), size_of(table, 1)])
+    lazy = ir.LazyTensor(
+        lambda: ir.tensor(tensor.numpy()[known], name=name), dtype=tensor.dtype, shape=shape, name=name
+    )
     write.weights[name] = ir.val(name, const_value=lazy)
     return write.weights[name]
-
-
-def _known_count(graph: ir.Graph) -> int:
-    known = known_tokens(graph)
-    return size_of(table_of(graph), 0) if known is None else len(known)
 
 
 def block_graph(source: Path, block: BlockSpec) -> ir.Model:

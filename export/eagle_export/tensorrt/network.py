@@ -43,11 +43,10 @@ class Network:
         self._model = model
         self._builder = trt.Builder(self.messages.logger)
         self._network = self._builder.create_network(0)
-        self._parser = trt.OnnxParser(self._network, self.messages.logger)
-        parser = self._parser
+        self._parser = parser = trt.OnnxParser(self._network, self.messages.logger)
         read = parser.parse_from_file(str(model)) if content is None else parser.parse(content, str(model))
         if not read:
-            faults = [self._parser.get_error(index) for index in range(self._parser.num_errors)]
+            faults = [parser.get_error(index) for index in range(parser.num_errors)]
             at = f"node {faults[0].node_name()} ({faults[0].node_operator()}): {faults[0].desc()}" if faults else ""
             raise ExportError(f"{model} cannot be read by {trt.__name__} ({at or self.messages.cause})")
 
@@ -106,8 +105,7 @@ class Network:
 
 
 def capability_of(trt: Any, capability: str) -> Any:
-    """Returns the library's value for a compute capability, SM89 for "8.9". Raises ExportError with those it
-    supports."""
+    """Returns the library's value, SM89 for "8.9". Raises ExportError with those that it supports."""
     members = trt.ComputeCapability.__members__
     known = {name: value for name, value in members.items() if name.startswith("SM")}
     value = known.get(f"SM{capability.replace('.', '')}") if capability.count(".") == 1 else None

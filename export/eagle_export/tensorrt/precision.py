@@ -15,8 +15,7 @@ FP8, LEAST_FOR_FP8 = "float8_e4m3fn", (8, 9)
 
 
 def default_capabilities(manifest: Manifest) -> tuple[str, ...]:
-    """The compute capabilities that engines are built for if none are named: those that multiply in the bundle's
-    types."""
+    """What engines are built for if nothing is named: the capabilities that multiply in the bundle's types."""
     return tuple(each for each in CAPABILITIES if not _in_fp8(manifest) or _has_fp8(each))
 
 
