@@ -126,29 +126,33 @@ def replacing(path: Path, new: Path | None = None) -> Iterator[Path]:
     new = new or path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
     try:
         yield new
-        new.replace(path)
+        _rename(new, path)
     except BaseException:  # a disk may be full, and an interrupt may come between any two steps
         with contextlib.suppress(OSError):
             new.unlink()
         raise
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """Replace a file, readable by its owner alone, by a new one at once. Raises OSError."""
+def _rename(new: Path, path: Path) -> None:
     for attempt in range(TRIES):
         try:
-            with replacing(path) as new:
-                descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
+            new.replace(path)
         except PermissionError:
             if attempt + 1 == TRIES:
                 raise
             time.sleep(0.02 * 2**attempt)
         else:
             return
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Replace a file, readable by its owner alone, by a new one at once. Raises OSError."""
+    with replacing(path) as new:
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def parse_json(content: str | bytes, where: object, error: type[EagleError], advice: str) -> dict[str, Any]:
