@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import resource
 import sys
 import tempfile
 import time
@@ -79,6 +78,8 @@ def peak() -> int:
     if status.exists():
         (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
         return int(line.split()[1]) * 1024
+    import resource
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import select
 import subprocess
 import time
@@ -16,7 +15,7 @@ class Terminal:
     """A program that reads and writes a terminal. shown: all that it has written so far."""
 
     def __init__(self, command: Sequence[object], env: Mapping[str, str]) -> None:
-        self._ours, theirs = pty.openpty()
+        self._ours, theirs = os.openpty()
         self.process = subprocess.Popen(
             [str(part) for part in command], stdin=theirs, stdout=theirs, stderr=theirs, env=dict(env),
             start_new_session=True, preexec_fn=_take_terminal,

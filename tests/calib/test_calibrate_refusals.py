@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ from eagle_calib.calibration import GRAPHS, read_calibration
 from eagle_calib.cli import main
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
+from systems import largest_file
 
 
 @pytest.fixture(scope="module")
@@ -167,17 +166,6 @@ def test_layers_without_a_range_are_named(
     assert f"{graph}/model.onnx: the input of {words}" in refused("--tokens", "8", bundle=bundle)
 
 
-@contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    """The kernel refuses to write files of more than `size` bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_full_disk_loses_nothing(
     refused: Callable[..., str], bundles: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,7 +173,7 @@ def test_a_full_disk_loses_nothing(
     assert main([str(bundles["eagle1"]), "-o", str(out), "--threads", "1", "--tokens", "8"]) == 0
     capsys.readouterr()
     before = read_calibration(out).target
-    with file_size_limit(100_000):
+    with largest_file(100_000):
         message = refused("--tokens", "8", output=out)
     assert "could not be written" in message and "no files were left" in message
     after = read_calibration(out).target

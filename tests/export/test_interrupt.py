@@ -10,8 +10,6 @@ import contextlib
 import json
 import math
 import os
-import pty
-import resource
 import shutil
 import signal
 import subprocess
@@ -24,6 +22,7 @@ import pytest
 
 from eagle_export.commands.cli import main
 from patience import PATIENCE_S
+from systems import largest_file
 
 INTERRUPTED = "eagle-export: interrupted; no bundle was written, and the same command goes on with what is finished\n"
 WORK, KEPT = ".bundle.eagle-work", ".bundle.eagle-work/kept"
@@ -124,7 +123,7 @@ def test_a_signal_while_writing(golden: Path, tmp_path: Path, out: Path, number:
 
 def test_ctrl_c_while_tracing(golden: Path, out: Path) -> None:
     """On a terminal, whose progress line shows that the trace has begun."""
-    ours, theirs = pty.openpty()
+    ours, theirs = os.openpty()
     os.set_blocking(ours, False)
     output = b""
 
@@ -165,12 +164,8 @@ def test_a_disk_that_fills_up(
     older = out / "bundle" / "eagle_config.json"
     older.parent.mkdir()
     older.write_text('{"files": {}}')
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    with largest_file(size):
         status = main([str(target), str(golden / "head_eagle1"), "-o", str(out / "bundle")])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     printed, errors = capsys.readouterr()
     assert (status, printed) == (2, "")
     assert errors.startswith(f"eagle-export: {out / 'bundle'} could not be written (the disk is full); free space")

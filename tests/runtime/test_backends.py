@@ -187,7 +187,7 @@ def test_cuda_passes_over_block_heads(bundle_of: Callable[..., Path]) -> None:
     bundle, block = bundle_of("eagle1", "fp16"), read_manifest(bundle_of("deepspec")).head
     manifest = replace(read_manifest(bundle), head=block)
     assert unfit("cuda", bundle, manifest) == "the bundle has a block head, which does not run on it"
-    with pytest.raises(BackendError, match=f"{bundle} has a block head, which does not run on cuda; build engines"):
+    with pytest.raises(BackendError, match="has a block head, which does not run on cuda; build engines"):
         open_sessions("cuda", bundle, manifest, 100, 10, 1)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import pytest
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
 from eagle_runtime.commands.cli import main
 from patience import PATIENCE_S
+from systems import most_addresses
 
 IDS = ["--prompt-ids", "5,6,7"]
 RUN = [sys.executable, "-m", "eagle_runtime.commands.cli"]
@@ -348,11 +348,7 @@ def test_a_context_beyond_the_memory(bundle: Path) -> None:
 
 def bounded(bundle: Path, *argv: str) -> str:
     """The one line that eagle-run says in a process that may take 16 GB of addresses and a minute."""
-    limit = 16 << 30
-
-    def restrain() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
+    restrain = most_addresses(16 << 30)
     done = subprocess.run(
         [*RUN, str(bundle), *argv], capture_output=True, text=True, timeout=PATIENCE_S, check=False, preexec_fn=restrain
     )

@@ -17,6 +17,7 @@ from eagle_runtime.bundle.listed_files import verify_hashes
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
 from eagle_runtime.machine.nvidia import DeviceInfo
 from eagle_runtime.trt.engine_file import SIDECAR, EngineFolder, find_engines, host_platform
+from systems import needs_links, posix_only
 from trt_fake import VERSION, write_fake_engines
 
 GPU = DeviceInfo("Fake RTX", "8.9", "13.0", 1 << 32, 1 << 32)
@@ -153,6 +154,7 @@ def test_a_sidecar_that_is_not_json_is_refused(bundle: Path) -> None:
         find(bundle)
 
 
+@posix_only
 def test_a_sidecar_that_is_a_pipe_is_refused(bundle: Path) -> None:
     """Opening a pipe would wait for a writer."""
     path = bundle / "engines/tensorrt-rtx-sm89" / SIDECAR
@@ -162,6 +164,7 @@ def test_a_sidecar_that_is_a_pipe_is_refused(bundle: Path) -> None:
         find(bundle)
 
 
+@needs_links
 @pytest.mark.parametrize("name", [SIDECAR, "draft.engine"])
 def test_links_out_of_the_bundle_are_refused(bundle: Path, tmp_path: Path, name: str) -> None:
     path = bundle / "engines/tensorrt-rtx-sm89" / name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from eagle_runtime.base.files import parse_json, read_json, replacing
 def test_what_is_no_json_object_is_one_sentence(content: bytes, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(content)
-    with pytest.raises(RequestError, match=rf"^{path} {problem}.*; write it again$") as caught:
+    with pytest.raises(RequestError, match=rf"^{re.escape(str(path))} {problem}.*; write it again$") as caught:
         read_json(path, 1 << 20, RequestError, "write it again")
     assert "\n" not in str(caught.value)
     with pytest.raises(RequestError, match=rf"^the text {problem}"):
@@ -37,9 +38,9 @@ def test_what_is_no_json_object_is_one_sentence(content: bytes, problem: str, tm
 
 def test_a_json_file_is_read_within_its_limit(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    with pytest.raises(RequestError, match=rf"^{path} is missing; give a folder$"):
+    with pytest.raises(RequestError, match=rf"^{re.escape(str(path))} is missing; give a folder$"):
         read_json(path, 100, RequestError, "write it again", missing="give a folder")
-    with pytest.raises(RequestError, match=r"cannot be read \(No such file or directory\); see that this user may"):
+    with pytest.raises(RequestError, match=r"cannot be read \(.*\); see that this user may"):
         read_json(path, 100, RequestError, "write it again")
     with pytest.raises(RequestError, match="is not a regular file"):
         read_json(tmp_path, 100, RequestError, "write it again")
@@ -82,7 +83,7 @@ def test_a_line_that_holds_no_object_is_named(line: bytes, problem: str, tmp_pat
 
 def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
-        with pytest.raises(EagleError, match=rf"^{path} cannot be read \("):
+        with pytest.raises(EagleError, match=rf"^{re.escape(str(path))} cannot be read \("):
             list(text_lines(path, EagleError))
 
 

@@ -24,6 +24,7 @@ from eagle_runtime import BundleError, EagleModel
 from eagle_runtime.bundle.listed_files import external_files, read_graph
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
 from patience import PATIENCE_S
+from systems import needs_links, posix_only
 
 GRAPH = "target/model.onnx"
 ONES = np.ones(1 << 18, np.float32).tobytes()  # more than any tensor of the golden pair takes
@@ -192,7 +193,12 @@ def address(bundle: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "place", [next_to_it, hard_link, in_the_other_folder, up, absolute, there_and_back, link, pipe, address]
+    "place",
+    [
+        *(next_to_it, hard_link, in_the_other_folder, up, absolute, there_and_back, address),
+        pytest.param(link, marks=needs_links),
+        pytest.param(pipe, marks=posix_only),
+    ],
 )
 def test_weights_from_a_file_that_is_not_listed(bundle: Path, place: Callable[[Path], str]) -> None:
     """Refused before an engine sees the graph. In a process of its own, which would wait at a pipe."""

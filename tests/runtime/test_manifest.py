@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import tempfile
 import types
@@ -40,6 +41,7 @@ from eagle_runtime.bundle.manifest import (
     TreeDefaults,
     read_manifest,
 )
+from systems import needs_links
 
 FILES = ("target/model.onnx", "target/model.onnx.data", "draft/model.onnx", "tokenizer.json")
 SIZES = [  # and where the graphs contradict them first
@@ -171,6 +173,7 @@ def test_what_is_written_is_what_is_read(bundle: Path) -> None:
     assert read_manifest(bundle).to_json() == (bundle / MANIFEST_NAME).read_text()
 
 
+@needs_links
 def test_a_bundle_is_read_through_a_link(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(bundle)
     verify_hashes(tmp_path / "link", read_manifest(tmp_path / "link"))
@@ -474,8 +477,7 @@ def test_a_graph_that_is_not_listed(bundle: Path) -> None:
         "C:secret",
         "file:secret",
         "nul\0byte",
-        "half\ud800character",
-        1000 * "long",
+        *(("half\ud800character", 1000 * "long") if os.name == "posix" else ()),  # Windows has such names
     ],
 )
 @pytest.mark.parametrize("listed_as", ["file", "target", "head"])
@@ -547,6 +549,7 @@ def link_loop(bundle: Path) -> None:
     (bundle / "tokenizer.json").symlink_to("tokenizer.json")
 
 
+@needs_links
 @pytest.mark.parametrize(
     ("link", "named"),
     [
@@ -562,6 +565,7 @@ def test_links_that_leave_the_bundle(bundle: Path, link: Callable[[Path], None],
     assert f"file path {named!r} leaves the bundle" in refusal(bundle, stored(bundle))
 
 
+@needs_links
 def test_a_link_inside_the_bundle_is_fine(bundle: Path) -> None:
     (bundle / "tokenizer.json").rename(bundle / "kept.json")
     (bundle / "tokenizer.json").symlink_to("kept.json")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from eagle_runtime.base.files import MEGABYTE
 from eagle_runtime.machine.user_cache import read_cached, write_cached
+from systems import largest_file, needs_links, posix_only
 
 
 @pytest.fixture
@@ -31,10 +31,10 @@ def test_what_was_written_is_read(cache: Path) -> None:
 @pytest.mark.parametrize(
     "put",
     [
-        os.mkfifo,
+        pytest.param(lambda path: os.mkfifo(path), marks=posix_only),
         Path.mkdir,
-        lambda path: path.symlink_to("/dev/zero"),
-        lambda path: path.symlink_to(path),
+        pytest.param(lambda path: path.symlink_to("/dev/zero"), marks=posix_only),
+        pytest.param(lambda path: path.symlink_to(path), marks=needs_links),
         lambda path: path.write_text("[" * 100_000),
         lambda path: path.write_text("9" * 5000),
         lambda path: path.write_bytes(b"\xff"),
@@ -50,11 +50,7 @@ def test_what_is_no_file_of_ours_is_as_good_as_none(put: Callable[[Path], object
 
 def test_a_full_disk_leaves_no_file(cache: Path) -> None:
     write_cached("a.json", [1])
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    with largest_file(100):
         write_cached("a.json", [1.5] * 10_000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name for path in cache.iterdir()] == ["a.json"]
     assert read_cached("a.json") == [1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from eagle_train.config import TrainConfig, TrainingJob
 from eagle_train.head import vocabulary_of
 from eagle_train.target import FrozenTarget
 from eagle_train.trainer import train_head
+from systems import largest_file
 
 TARGET = GOLDEN / "target"
 HEADS = {"eagle1": GOLDEN / "head_eagle1", "eagle3": GOLDEN / "head_eagle3_dv44"}
@@ -262,13 +262,9 @@ def test_a_full_disk_leaves_the_last_checkpoint(
     head = tmp_path / "head"
     assert train("eagle1", answers, head, "--steps", "4") == 0
     before = (head / "training" / "checkpoint.safetensors").read_bytes()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     capsys.readouterr()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, hard))
-    try:
+    with largest_file(len(before) // 2):
         status = train("eagle1", answers, head, "--steps", "8", "--resume")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert status == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert "checkpoint.safetensors could not be written" in last and "resume" in last

@@ -1,0 +1,53 @@
+"""What not every system has, and tests need: Windows has no signals, pipes and limits as POSIX knows them, and links of
+files only where its user may make some."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+posix_only = pytest.mark.skipif(os.name != "posix", reason="signals, pipes and permissions of POSIX")
+
+
+@functools.cache
+def links_work() -> bool:
+    """Whether a link of a file can be made here, and followed."""
+    with tempfile.TemporaryDirectory() as folder:
+        link, file = Path(folder, "link"), Path(folder, "file")
+        file.write_bytes(b"content")
+        try:
+            link.symlink_to(file)
+            return link.read_bytes() == b"content"
+        except OSError:
+            return False
+
+
+needs_links = pytest.mark.skipif(not links_work(), reason="no links of files can be made here")
+
+
+@contextlib.contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Within the block the kernel refuses to write files of more than `size` bytes, as on a full disk."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def most_addresses(size: int) -> Callable[[], None] | None:
+    """Returns what a program calls before it starts (Popen's preexec_fn) to have so many bytes of addresses at most;
+    None where there is no such limit."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    return lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size))
