@@ -7,7 +7,7 @@ import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,13 +41,3 @@ def largest_file(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def most_addresses(size: int) -> Callable[[], None] | None:
-    """Returns what a program calls before it starts (Popen's preexec_fn) to have so many bytes of addresses at most;
-    None where there is no such limit."""
-    try:
-        import resource
-    except ImportError:
-        return None
-    return lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size))

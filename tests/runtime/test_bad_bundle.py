@@ -21,7 +21,9 @@ import pytest
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
 from eagle_runtime.commands.cli import main
 from patience import PATIENCE_S
-from systems import most_addresses
+from systems import posix_only
+
+pytestmark = posix_only  # pipes, limits of addresses, and files of terabytes that take no room
 
 IDS = ["--prompt-ids", "5,6,7"]
 RUN = [sys.executable, "-m", "eagle_runtime.commands.cli"]
@@ -348,7 +350,11 @@ def test_a_context_beyond_the_memory(bundle: Path) -> None:
 
 def bounded(bundle: Path, *argv: str) -> str:
     """The one line that eagle-run says in a process that may take 16 GB of addresses and a minute."""
-    restrain = most_addresses(16 << 30)
+    import resource
+
+    def restrain() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
+
     done = subprocess.run(
         [*RUN, str(bundle), *argv], capture_output=True, text=True, timeout=PATIENCE_S, check=False, preexec_fn=restrain
     )

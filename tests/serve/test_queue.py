@@ -345,6 +345,7 @@ def test_a_stopping_server_refuses_new_requests(served_bundle: Path) -> None:
     assert process.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
 def test_log_lines_that_nobody_reads_stop_no_answer(served_bundle: Path) -> None:
     command = [sys.executable, "-m", "eagle_serve.cli", str(served_bundle), "--port", "0", "--threads", "1"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
