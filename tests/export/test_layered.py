@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import eagle_export.recording.recording
+import eagle_export.recording.self_calibration
 from conftest import GOLDEN, HEADS
 from eagle_calib.calibration import Observed
 from eagle_export.base.errors import ExportError
@@ -90,8 +91,10 @@ def test_a_stopped_recording_goes_on_after_its_last_layer(data: Path, tmp_path: 
 def test_an_export_that_lacks_memory_for_the_whole_records_by_layers(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Equal text gives equal weights; what was done is said."""
+    """Equal text and equal products give equal weights; what was done is said."""
     target = GOLDEN / "target"
+    for reader in (eagle_export.recording.recording, eagle_export.recording.self_calibration):
+        monkeypatch.setattr(reader, "load_packed", load_source)  # as above
     whole = export(target, None, tmp_path / "whole", Settings(precision="int4", certify=False, calibrate=data))
 
     def refuse(*_: object) -> None:

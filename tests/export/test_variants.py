@@ -320,6 +320,6 @@ def test_bundle_equals_the_papers(name: str, tmp_path: Path) -> None:
             following = scratch.feed(np.array([11]), proposal.hidden, np.array([-1]))
     for ours, reference in ((proposal, log_probs[-1]), (following, next_log_probs[-1])):
         best = reference.topk(ours.tokens.shape[1])
-        np.testing.assert_allclose(ours.log_probs[0], best.values, atol=1e-4)
+        np.testing.assert_allclose(ours.log_probs[0], best.values, rtol=3e-5, atol=1e-4)
         offset = weights["d2t"][best.indices] if variant.draft_vocab < 64 else 0
         assert ours.tokens[0].tolist() == (best.indices + offset).tolist()
