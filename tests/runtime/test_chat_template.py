@@ -21,6 +21,7 @@ from eagle_runtime.base.errors import BundleError, TemplateError
 from eagle_runtime.text.chat_template import LENGTH
 from eagle_runtime.text.tokenizer import Text
 from hostile_templates import HOSTILE, text_of
+from systems import posix_only
 
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief.\n"},
@@ -113,6 +114,7 @@ def test_a_template_that_would_never_end(name: str, folder: Path) -> None:
     assert message.startswith(str(folder / "chat_template.jinja")) and len(message) < 500 and "\n" not in message
 
 
+@posix_only
 def test_hostile_templates_take_little_memory() -> None:
     """In a process of their own, whose peak memory is theirs."""
     run = subprocess.run([sys.executable, hostile_templates.__file__], capture_output=True, text=True, check=True)

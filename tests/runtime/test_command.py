@@ -300,6 +300,7 @@ def test_interrupts_do_not_break_off_the_clearing_away(tmp_path: Path) -> None:
         assert process.communicate() == ("", "blocks: interrupted\n") and (tmp_path / "cleared").exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_command_leaves_the_process_as_it_was() -> None:
     """No thread, no descriptor, no handler, however often."""
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]

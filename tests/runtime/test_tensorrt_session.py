@@ -36,6 +36,7 @@ from eagle_runtime.trt import session as tensorrt
 from eagle_runtime.trt.fixed_shapes import HEAD_ROWS, TARGET_ROWS, Steps, past_steps, shapes_of
 from eagle_runtime.trt.library import LIBRARIES
 from eagle_runtime.trt.session import start_sessions
+from systems import posix_only
 from trt_fake import FakeContext, GraphStrategy, Specialization, Strategy, fake_library, write_fake_engines
 
 CONTEXT = 700
@@ -202,6 +203,7 @@ def test_a_backend_name_loads_the_engines(
     assert machine.library.contexts == [] and machine.driver.used == 0
 
 
+@posix_only  # Windows lets nobody write to a file that is mapped
 def test_only_files_that_are_read_are_hashed(
     machine_of: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -545,6 +547,7 @@ def test_a_warning_that_is_raised_leaves_nothing_on_the_gpu(
     assert machine.driver.used == machine.driver.pinned == 0 and not machine.driver.streams
 
 
+@posix_only  # as above
 def test_streamed_weights_leave_room_for_buffers(machine_of: Callable[..., Machine], prompts: list[list[int]]) -> None:
     machine = machine_of("eagle1", "tensorrt-rtx", streamed=True)
     with machine.model() as model:
