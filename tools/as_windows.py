@@ -34,7 +34,7 @@ DLL = f"python{sys.version_info[0]}{sys.version_info[1]}"
 SOURCES = ("runtime", "export", "calib", "train", "tools", "")
 # What is laid: what these extras require on Windows, and what tests import besides.
 EXTRAS = ("cpu", "export", "gguf", "calib", "train", "serve", "grammar", "completion")
-TESTS = ("pytest", "pytest-xdist", "hypothesis", "scipy", "jsonschema", "openai")
+TESTS = ("pytest", "pytest-xdist", "hypothesis", "scipy", "jsonschema", "openai", "pyinstaller")
 WINDOWS = {"sys_platform": "win32", "platform_system": "Windows", "os_name": "nt"}
 MAIN = """
 #include <windows.h>

@@ -11,8 +11,9 @@ import pytest
 import recorded_graphs
 from conftest import needs_operators
 from operator_graphs import library
+from systems import posix_only
 
-pytestmark = needs_operators
+pytestmark = [needs_operators, posix_only]
 
 
 @pytest.fixture(scope="module")
