@@ -228,7 +228,7 @@ def test_values_are_the_dequantised_ones(
 def test_a_quantised_file_is_recorded_and_certified(golden: Path, tmp_path: Path) -> None:
     folder = tmp_path / "target"
     shutil.copytree(golden / "target", folder)
-    tokenizer = json.loads((golden / "byte_tokenizer.json").read_text())
+    tokenizer = json.loads((golden / "byte_tokenizer.json").read_text(encoding="utf-8"))
     tokenizer["model"]["vocab"]["he"], tokenizer["model"]["merges"] = len(tokenizer["model"]["vocab"]), [["h", "e"]]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     write_gguf(folder, tmp_path / "model.gguf", "q8_0")
