@@ -4,7 +4,6 @@ files only where its user may make some."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ import pytest
 posix_only = pytest.mark.skipif(os.name != "posix", reason="signals, pipes and permissions of POSIX")
 
 
-@functools.cache
 def links_work() -> bool:
     """Whether a link of a file can be made here, and followed."""
     with tempfile.TemporaryDirectory() as folder:

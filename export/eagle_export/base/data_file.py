@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,6 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_export.base.beside import in_two, worth_it
+from eagle_runtime.base.files import replacing
 from eagle_runtime.machine.host import cores, threads_allowed
 
 INLINE = 256  # bytes; tensors that are no larger are in the graph's own file
@@ -53,9 +53,8 @@ def write(values: Sequence[ir.Value], path: Path, journal: Path, report: Report)
         done = sum(entry.length for entry in entries[:count])
         file.truncate(done)
         file.seek(done)
-        new = journal.with_suffix(".new")
-        new.write_text("".join(map(_line, entries[:count])), encoding="utf-8")
-        os.replace(new, journal)
+        with replacing(journal, journal.with_suffix(".new")) as new:
+            new.write_text("".join(map(_line, entries[:count])), encoding="utf-8")
         left = values[count:]
         way = (
             in_two(left, _content, path.parent)

@@ -9,7 +9,6 @@ all weights from the disk; without a file, the package's text is read.
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +36,7 @@ from eagle_export.recording.self_calibration import (
     Recorded,
 )
 from eagle_export.recording.source_text import text_starts
+from eagle_runtime.base.files import replacing
 from eagle_runtime.text.tokenizer import Text
 
 STATE, HIDDEN = "state.json", "hidden.npz"
@@ -148,9 +148,8 @@ def _save(folder: Path, model: LayeredModel, spilled: Spilled, tapped: Mapping[i
     hidden = f"{model.next % 2}-{HIDDEN}"  # not over the one that the state in place names
     _write(folder / hidden, _numbered(model.hidden))
     state = {"next": model.next, "hidden": hidden, "files": spilled.names, "taps": sorted(tapped)}
-    new = folder / f"{STATE}.new"
-    new.write_text(json.dumps(state), encoding="utf-8")
-    os.replace(new, folder / STATE)
+    with replacing(folder / STATE, folder / f"{STATE}.new") as new:
+        new.write_text(json.dumps(state), encoding="utf-8")
 
 
 def _resume(folder: Path, model: LayeredModel) -> tuple[Spilled, dict[int, list[Tensor]]]:

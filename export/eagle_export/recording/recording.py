@@ -182,16 +182,16 @@ def _half(
     )
 
 
-def _joined(*halves: Mapping[str, Observed]) -> Listed:
+def _joined(*recorded: Mapping[str, Observed]) -> Listed:
     """Inputs of which two processes recorded one half each. A layer that one of them lacks, an expert that it hardly
     asked, has the other's."""
 
     def read(name: str) -> Observed:
-        parts = [half[name] for half in halves if name in half]
+        parts = [each[name] for each in recorded if name in each]
         return Observed(
             sum(each.rows for each in parts),
             np.max([each.channel_absmax for each in parts], axis=0),
             np.concatenate([each.sample for each in parts]),
         )
 
-    return Listed({name: name for half in halves for name in half}, read)
+    return Listed({name: name for each in recorded for name in each}, read)
