@@ -30,8 +30,9 @@ from eagle_export.bundle import export
 from eagle_export.graphs.pair import build_graphs, open_pair
 from eagle_export.recipes import smooth
 from eagle_export.recipes.blocks import Grid, rounded
-from eagle_export.recipes.compensation import Products, _Tile, compensated, damped_gram
+from eagle_export.recipes.compensation import _Tile, compensated
 from eagle_export.recipes.graph import fed_by_product, is_lm_head, linears
+from eagle_export.recipes.input_products import Dense, FewRows, damped_gram, products_of
 from eagle_export.recipes.plan import apply, plan
 from eagle_export.recipes.qdq import Int8Static, best_range, simulated_static
 from eagle_export.recipes.smooth import FACTORS, Smooth, channel_sizes, factors_of, groups, inputs_of
@@ -192,23 +193,59 @@ def test_compensated_errors_are_smaller_on_inputs_that_were_not_recorded(asymmet
         assert asymmetric or (blocks.zero == 8).all()
 
 
-def test_levels_move_there_and_back() -> None:
+@pytest.mark.parametrize("kind", [Dense, FewRows])
+def test_levels_move_there_and_back(kind: type[Dense | FewRows]) -> None:
     """As where each block's slope is computed anew from all errors; in three groups of blocks, of which the last is
     shorter."""
     rng = np.random.default_rng(8)
     x, weight = rng.normal(size=(1500, 1100)) @ rng.normal(size=(1100, 1100)), rng.normal(size=(1100, 24))
-    products = Products.of((x / 30).astype(np.float32))
-    fast, slow = (_Tile(weight.astype(np.float32), Grid(4, 128, asymmetric=True)) for _ in range(2))
+    inputs = (x / 30).astype(np.float32)
+    gram, products = damped_gram(inputs), kind.of(inputs)
+    fast, slow = (_Tile(weight.astype(np.float32), Grid(4, 128, True), products) for _ in range(2))
     for tile in (fast, slow):
-        tile.feed_back(products)
-    started = float((fast.error * (products.gram @ fast.error)).sum())
-    fast.descend(products.gram)
+        tile.feed_back()
+    started = float((fast.error * (gram @ fast.error)).sum())
+    fast.descend()
     for index, block in [*slow.blocks, *reversed(slow.blocks)]:
-        slow._move(index, block, products.gram[block, block], products.gram[block] @ slow.error)
+        slow._move(index, block, gram[block, block], gram[block] @ slow.error)
     assert np.mean(fast.lines != slow.lines) < 0.02  # of near ties
-    ends = [float((tile.error * (products.gram @ tile.error)).sum()) for tile in (fast, slow)]
+    ends = [float((tile.error * (gram @ tile.error)).sum()) for tile in (fast, slow)]
     assert ends[0] < 0.96 * started and abs(ends[0] / ends[1] - 1) < 0.01
     np.testing.assert_allclose(fast.error, (fast.lines * fast.step[np.arange(1100) // 128]) - weight, atol=1e-4)
+
+
+@pytest.mark.parametrize(("rows", "channels"), [(40, 80), (90, 700)])
+def test_products_through_few_rows_are_those_of_all_channels(rows: int, channels: int) -> None:
+    """The factor, what errors feed back, slopes before and after a change, and in the end the levels; 700 channels are
+    a group and a part of one."""
+    rng = np.random.default_rng(9)
+    x = rng.normal(size=(rows, 12)) @ rng.normal(size=(12, channels)) + 0.3 * rng.normal(size=(rows, channels))
+    x[:, 33] = 0
+    inputs, weight = x.astype(np.float32), rng.normal(size=(channels, 48)).astype(np.float32)
+    dense, few = Dense.of(inputs), FewRows.of(inputs)
+    below = np.tril(dense.lower, -1)
+    np.testing.assert_allclose(np.tril((few.outer @ few.rows).T, -1), below, atol=1e-5 * np.abs(below).max())
+    last = slice(channels - 20, channels)
+    np.testing.assert_allclose(few.lower_of(last), dense.lower_of(last), atol=1e-5)
+    np.testing.assert_allclose(few.within(last, last), dense.within(last, last), rtol=1e-4, atol=1e-4)
+    errors = [np.zeros_like(weight) for _ in range(2)]
+    spreads = dense.on(errors[0]), few.on(errors[1])
+    for block in (last, slice(16, 48)):
+        feedback = [each.feedback(block) for each in spreads]
+        np.testing.assert_allclose(feedback[1], feedback[0], atol=1e-4)
+        for error, each in zip(errors, spreads, strict=True):
+            error[block] = weight[block]
+            each.changed(block, weight[block])
+    slopes = [each.slope(slice(0, min(channels, 512))) for each in spreads]
+    np.testing.assert_allclose(slopes[1], slopes[0], atol=1e-4 * np.abs(slopes[0]).max())
+    levels = [compensated(weight, each, Grid(4, 32, True)).level for each in (dense, few)]
+    assert np.mean(levels[0] != levels[1]) < 0.01  # of near ties
+
+
+def test_products_go_through_rows_where_these_are_few() -> None:
+    x = np.random.default_rng(10).normal(size=(20, 100)).astype(np.float32)
+    assert isinstance(products_of(x), FewRows)
+    assert isinstance(products_of(x[:, :59]), Dense)
 
 
 def test_a_small_sample_raises_the_squares(correlated: Array) -> None:

@@ -13,65 +13,28 @@ their zero level.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from eagle_export.recipes.blocks import Blocks, Grid, Scale, best_scale, block_ranges, empty_steps
 from eagle_export.recipes.graph import Array
+from eagle_export.recipes.input_products import GROUP, Products, products_of
 from eagle_export.recipes.tiles import product, tiled
 
 ROWS = 8  # channels of a block that take their levels one by one; those before them have one product for all of these
-GROUP = 512  # channels whose slopes are computed at once: one product is faster than many small ones
-LEAST_DAMPING = 1e-4  # share of the channels' mean square that is added to each: a channel may always have been zero
-
-
-@dataclass(frozen=True, slots=True)
-class Products:
-    """What rounding needs to know of recorded inputs: their damped mean products [K, K], the Cholesky factor of these
-    with columns divided by its diagonal, and each channel's mean square [K]."""
-
-    gram: Array
-    lower: Array
-    squares: Array
-
-    @classmethod
-    def of(cls, inputs: Array) -> Products:
-        """inputs: [n, K]"""
-        import torch  # here alone, so that sizes are computed without it
-
-        gram = damped_gram(inputs)
-        lower = torch.linalg.cholesky(torch.from_numpy(gram)).numpy()  # 4 times as fast as NumPy's at K = 8192
-        lower /= lower.diagonal().copy()
-        return cls(gram, lower, np.square(inputs).mean(0))
-
-
-def damped_gram(inputs: Array) -> Array:
-    """Returns [K, K], the mean products of the inputs' channels over n rows. Few rows estimate the squares better than
-    the products, so the squares are raised by a share of K / n."""
-    n, k = inputs.shape
-    gram: Array = np.empty((k, k), np.float32)
-    for first in range(0, k, GROUP):  # of a symmetric matrix half is computed
-        block = slice(first, min(first + GROUP, k))
-        gram[block, first:] = product(inputs[:, block].T, inputs[:, first:])
-        gram[first:, block] = gram[block, first:].T
-    gram /= np.float32(n)
-    squares = gram.diagonal()
-    gram[np.diag_indices(k)] += squares * np.float32(k / n) + max(float(squares.mean()), 1e-20) * LEAST_DAMPING
-    return gram
 
 
 def compensated(weight: Array, inputs: Array | Products, grid: Grid) -> Blocks:
     """Returns the levels of a weight [K, N] with the least squared error of inputs [n, K] @ weight. For a block's step
     and zero, a channel's error is weighted by the mean square of its inputs."""
-    products = inputs if isinstance(inputs, Products) else Products.of(inputs)
+    products = inputs if isinstance(inputs, Products) else products_of(inputs)
     step, zero = empty_steps(weight, grid.size)
     level = np.empty(weight.shape, np.uint8)
 
     def quantise(piece: slice) -> None:
-        tile = _Tile(weight[:, piece].copy(), grid)
-        tile.feed_back(products)
-        tile.descend(products.gram)
+        tile = _Tile(weight[:, piece].copy(), grid, products)
+        tile.feed_back()
+        tile.descend()
         step[:, piece], zero[:, piece] = tile.step, tile.zero
         for index, block in tile.blocks:
             level[block, piece] = tile.lines[block] + tile.zero[index]
@@ -83,25 +46,26 @@ def compensated(weight: Array, inputs: Array | Products, grid: Grid) -> Blocks:
 class _Tile:
     """Some columns of a weight [K, n]. lines [K, n]; error [K, n]: of the rounded weight; step, zero [blocks, n]."""
 
-    def __init__(self, weight: Array, grid: Grid) -> None:
-        self.weight, self.grid = weight, grid
+    def __init__(self, weight: Array, grid: Grid, products: Products) -> None:
+        self.weight, self.grid, self.products = weight, grid, products
         self.lines, self.error = np.zeros_like(weight), np.zeros_like(weight)
         shape = (-(-len(weight) // grid.size), weight.shape[1])
         self.step, self.zero = np.empty(shape, np.float32), np.empty(shape, np.float32)
         self.blocks = block_ranges(len(weight), grid.size)
+        self.spread = products.on(self.error)
 
-    def feed_back(self, products: Products) -> None:
+    def feed_back(self) -> None:
         """GPTQ. With gram = L @ L.T, an error E [K, n] of the weight gives a squared output error of |E.T @ L|². Column
         k of E.T @ L is E[k] plus feedback from the channels after k. So from the last channel to the first, each takes
         the level nearest to its weight minus that feedback."""
-        lower, fed = products.lower, np.empty(self.weight.shape[1], np.float32)
+        fed = np.empty(self.weight.shape[1], np.float32)
         for index, block in reversed(self.blocks):
-            aim = self.weight[block] - product(lower[block.stop :, block].T, self.error[block.stop :])
-            scale = best_scale(aim, products.squares[block], self.grid)
+            aim = self.weight[block] - self.spread.feedback(block)
+            scale = best_scale(aim, self.products.squares[block], self.grid)
             self.step[index], self.zero[index] = scale.step, scale.zero
             # In units of the columns' steps. A row of `state` is what the row aims at, and then its error.
             state, weight, lines = aim * scale.inverse, self.weight[block] * scale.inverse, self.lines[block]
-            within = np.ascontiguousarray(lower[block, block].T)
+            within = np.ascontiguousarray(self.products.lower_of(block).T)
             factors = _own_and_others(within)
             for first in reversed(range(0, len(state), ROWS)):
                 last = min(first + ROWS, len(state))
@@ -111,32 +75,30 @@ class _Tile:
                     scale.level_of(fed, lines[row])
                     np.subtract(lines[row], weight[row], out=state[row])
             np.multiply(state, scale.step, out=self.error[block])
+            self.spread.changed(block, self.error[block])
 
-    def descend(self, gram: Array) -> None:
-        """Moves each level and step to its best value given all others, from the first block to the last and back. On
-        the way back the channels before a group are still those of the way there, and so is their share of its slope:
-        both ways take one and a half products with `gram`. More ways change little."""
+    def descend(self) -> None:
+        """Moves each level and step to its best value given all others, from the first block to the last and back.
+        More ways change little."""
         count = max(1, GROUP // self.grid.size)
         groups = [self.blocks[first : first + count] for first in range(0, len(self.blocks), count)]
-        before = []
         for group in groups:
-            rows = _span(group)
-            before.append(product(gram[rows, : rows.start], self.error[: rows.start]))
-            self._move_group(group, gram, before[-1])
-        while groups:
-            self._move_group(groups.pop()[::-1], gram, before.pop())
+            self._move_group(group)
+        for group in reversed(groups):
+            self._move_group(group[::-1])
 
-    def _move_group(self, group: list[tuple[int, slice]], gram: Array, before: Array) -> None:
-        """Moves the blocks of a group in turn. before [g, n]: the share that channels before the group have in the
-        slopes of its rows, which are half the derivatives of the output's error."""
+    def _move_group(self, group: list[tuple[int, slice]]) -> None:
+        """Moves the blocks of a group in turn."""
         rows = _span(group)
-        slope = product(gram[rows, rows.start :], self.error[rows.start :])
-        slope += before
+        slope = self.spread.slope(rows)
+        change = np.empty_like(slope)
         for place, (index, block) in enumerate(group, 1):
-            moved = self._move(index, block, gram[block, block], slope[_within(block, rows)])
+            moved = self._move(index, block, self.products.within(block, block), slope[_within(block, rows)])
+            change[_within(block, rows)] = moved
             if place < len(group):
                 left = _span(group[place:])
-                slope[_within(left, rows)] += product(gram[left, block], moved)
+                slope[_within(left, rows)] += product(self.products.within(left, block), moved)
+        self.spread.changed(rows, change)
 
     def _move(self, index: int, block: slice, within: Array, slope: Array) -> Array:
         """Moves the levels and the step of a block of products `within` [k, k]. Returns its values' change [k, n]."""

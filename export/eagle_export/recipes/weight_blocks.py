@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from eagle_calib.calibration import Observed
 from eagle_export.recipes.blocks import Blocks, Grid, by_parts, fitted, nearest, rounded
-from eagle_export.recipes.compensation import Products, compensated
+from eagle_export.recipes.compensation import compensated
 from eagle_export.recipes.graph import (
     MICROSOFT,
     Array,
@@ -28,6 +28,7 @@ from eagle_export.recipes.graph import (
     pieces,
     replace,
 )
+from eagle_export.recipes.input_products import Products, products_of
 from eagle_export.recipes.smooth import check_observed, factors_of, few_rows, inputs_of
 from eagle_export.recipes.tiles import product
 
@@ -110,7 +111,7 @@ class _LastProducts:
         """x: the tensor. inputs: returns what was recorded of it [n, K]."""
         if self._products is None or self._input is not x:
             self._products = None  # frees the last ones first
-            self._input, self._products = x, Products.of(inputs())
+            self._input, self._products = x, products_of(inputs())
         return self._products
 
 

@@ -17,6 +17,7 @@ from eagle_export.base.memory import MEMORY_MARGIN
 from eagle_export.base.parted import PART
 from eagle_export.graphs.pair import Pair
 from eagle_export.inspection.sizes import graph_bytes, pair_shapes
+from eagle_export.recipes.input_products import FEW, GROUP, goes_through_rows
 from eagle_export.recipes.plan import AUTO, RECIPES
 from eagle_export.recording.layered import layer_numbers
 from eagle_export.recording.recording import Way
@@ -27,7 +28,7 @@ from eagle_runtime.machine.host import free_memory
 # Rough values that were set by hand, not fitted to measurements: memory is an estimate (docs/dev/large_models.md).
 PROGRAM = 800 * 10**6  # bytes of memory before any weight is read: libraries, and the traced graphs
 COPIES = 6  # fp32 copies of a part that rounding works with
-PASSES = 2.0  # products [K, K] x [K, N] that compensated rounding computes
+PASSES = 2.0  # products [K, K] x [K, N] that compensated rounding computes, or as many with few rows (input_products)
 SMALL = 10**7  # numbers of a target that is exported in seconds on any machine
 NOTABLE = 60.0  # seconds; needs of a shorter export are not printed
 
@@ -91,7 +92,8 @@ def requirement_of(
     ]
     compensated = quantised and (way is not None or calibrated)
     working = max(_working(k, n, traced, quantised, compensated) for k, n in sizes)
-    flops = sum(2.0 * PASSES * k * k * n * each.count for each in shapes["target"].layers for k, n in [each.shape])
+    layers = [(*each.shape, each.count) for each in shapes["target"].layers]
+    flops = sum(2.0 * PASSES * k * min(k, FEW * ROWS) * n * count for k, n, count in layers)
     seconds = 0.0
     if numbers > SMALL:
         pace = measure(place.parent, 4 if "int4" in precisions["target"] else 8)
@@ -117,12 +119,13 @@ def kept_bytes(bundle: Path) -> int:
 
 
 def _working(k: int, n: int, traced: int, quantised: bool, compensated: bool) -> int:
-    """Bytes that writing a weight [K, N] takes: what is written, levels before they are packed, parts in fp32, and two
-    matrices of the inputs' products."""
+    """Bytes that writing a weight [K, N] takes: what is written, levels before they are packed, parts in fp32, and what
+    is computed of the inputs (input_products.py)."""
     part = min(k * n, max(PART, 64 * k))
     if not quantised:
         return traced * k * n + 8 * part
-    return 2 * k * n + 4 * COPIES * part + (3 * 4 * k * k + 4 * ROWS * k if compensated else 0)
+    inputs = 4 * k * (ROWS + 3 * (ROWS + GROUP if goes_through_rows(k, ROWS) else k))
+    return 2 * k * n + 4 * COPIES * part + (inputs if compensated else 0)
 
 
 def _spilled(pair: Pair) -> int:
