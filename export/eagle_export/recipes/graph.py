@@ -57,7 +57,7 @@ class Linear:
         assert tensor is not None
 
         def read() -> Array:
-            array = tensor.numpy().astype(np.float32)
+            array = tensor.numpy().astype(np.float32, copy=False)
             return np.ascontiguousarray(array.T) if rotated else array
 
         return read

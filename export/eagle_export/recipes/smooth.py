@@ -222,7 +222,7 @@ def best_factors(group: Group, observed: Mapping[str, Observed], simulate: Simul
     """Returns factors [K] of the exponent with the smallest squared error on recorded inputs; None if 1 is as good."""
     x, absmax = inputs_of(group.layers[0], observed, ROWS)
     whole = [layer.reader()() for layer in group.layers]
-    largest = np.max([np.abs(weight).max(1) for weight in whole], axis=0)
+    largest = np.max([np.maximum(weight.max(1), -weight.min(1)) for weight in whole], axis=0)
     weight = np.concatenate([each[:, :: -(-each.shape[1] // COLUMNS)] for each in whole], 1)
     del whole
     wanted = product(x, weight)

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_calib.calibration import Observed
+from eagle_export.base.parted import turned
 from eagle_export.recipes.blocks import Blocks, Grid, by_parts, fitted, nearest, rounded
 from eagle_export.recipes.compensation import compensated
 from eagle_export.recipes.graph import (
@@ -168,7 +169,7 @@ def packed(blocks: Blocks) -> tuple[Array, Array, Array]:
     Two levels of 4 bits share a byte, the first in the low bits; the last block is padded with its zero level."""
     grid, (k, n), count = blocks.grid, blocks.level.shape, len(blocks.step)
     level = np.empty((n, count * grid.size), np.uint8)
-    level[:, :k] = blocks.level.T
+    level[:, :k] = turned(blocks.level)
     level[:, k:] = blocks.zero[-1][:, None]
     zero = np.zeros((n, count + count % 2), np.uint8)
     zero[:, :count] = blocks.zero.T
