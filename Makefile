@@ -23,7 +23,8 @@ NATIVE := $(addprefix tests/,kernels \
 	$(addprefix tools/test_doctor.py::test_,the_machine the_machine_in_lines))
 # Neighbouring tests share bundles, so workers get them in runs. A test that hangs fails, and takes its worker along.
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
-QUICK := $(PYTEST) -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+# What `make test` has traced the other targets take from .traces (tests/trace_memory.py).
+QUICK := EAGLE_TRACES=$(CURDIR)/.traces $(PYTEST) -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 AS_AVX2 = PYTHONPATH=$(CURDIR)/.avx2
 
 .PHONY: setup kernels lint-kernels sanitize wheels kernels-elsewhere windows test test-slow test-avx2 numeric-avx2 test-native lint site demo bench processors faults transformers clean
@@ -55,7 +56,7 @@ lint-kernels: setup
 SANITIZERS = $(shell c++ -print-file-name=libasan.so) $(shell c++ -print-file-name=libubsan.so)
 sanitize: setup
 	@$(BIN)/python -m pip install --quiet --upgrade --target .sanitized ./kernels -C cmake.define.SANITIZE=ON -C install.strip=false
-	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(SANITIZERS)" PYTHONPATH=$(CURDIR)/.sanitized $(BIN)/pytest -n 2 tests/kernels -k "not small"
+	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(SANITIZERS)" PYTHONPATH=$(CURDIR)/.sanitized $(QUICK) tests/kernels -k "not small"
 
 # Wheels of the native operators for six systems, in dist; then the operators on ARM64 and on Windows, by emulation
 # (docs/dev/kernels.md). The first time takes half an hour.
@@ -85,6 +86,7 @@ lint: setup
 
 test: lint
 	@$(BIN)/python -m eagle_tools.as_avx2
+	@rm -rf .traces
 	$(QUICK)
 
 # What takes long beside what is like it (tests/slow.txt), and what takes minutes each: some hours in all.
@@ -142,4 +144,4 @@ transformers: setup
 	done
 
 clean:
-	rm -rf .venv .site .demo .avx2 .sanitized .elsewhere .windows .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .site .demo .avx2 .sanitized .elsewhere .traces .windows .pytest_cache .mypy_cache .ruff_cache .hypothesis

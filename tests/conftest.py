@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import json
@@ -16,6 +17,7 @@ import hypothesis
 import pytest
 import torch
 from filelock import FileLock
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from eagle_export.graphs import head_modules, pair
 from eagle_runtime import EagleModel
@@ -146,10 +148,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def trace_memory(shared: Path) -> Iterator[TraceMemory]:
-    """Exports by the tests of this run trace equal modules once."""
-    (shared / "traces").mkdir(exist_ok=True)
-    memory = TraceMemory(shared / "traces")
+    """Exports by the tests of this run trace equal modules once, as do runs that are given one folder of traces."""
+    folder = Path(os.environ.get("EAGLE_TRACES") or shared / "traces")
+    folder.mkdir(exist_ok=True)
+    memory = TraceMemory(folder)
     with pytest.MonkeyPatch.context() as patch:
+        # A fifth of a trace is the list of what operators become in ONNX, which torch makes for each trace.
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
         for module, name in ((pair, "trace_target"), (head_modules, "trace_draft"), (head_modules, "trace_ahead")):
             patch.setattr(module, name, memory.around(getattr(module, name)))
         yield memory

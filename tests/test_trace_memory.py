@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 import torch
 
@@ -104,3 +105,16 @@ def test_the_key_covers_what_a_trace_reads(pair: Pair, changed: Callable[[Pair],
 def test_an_unknown_value_is_not_remembered() -> None:
     with pytest.raises(UndescribedError):
         describe(object())
+
+
+def test_another_exporter_traces_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of tests with one folder share traces until the exporter's source changes, or a package."""
+
+    def trace_nothing(module: torch.nn.Module) -> ir.Model:
+        return ir.Model(ir.Graph([], [], nodes=[], name="nothing"), ir_version=10)
+
+    for made_by, traced in (("one", 1), ("one", 0), ("another", 1), ("one", 0)):
+        monkeypatch.setattr("trace_memory.exporter", lambda made_by=made_by: made_by)
+        memory = TraceMemory(tmp_path)
+        memory.around(trace_nothing)(torch.nn.Identity())
+        assert memory.traced == traced

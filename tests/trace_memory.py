@@ -1,7 +1,8 @@
 """Traces of equal modules, made once per run of tests: nine tenths of an export of a tiny pair is its trace.
 
 A trace depends on the module alone: its classes, their settings, shapes of parameters and values of buffers. They make
-the key. A module with something that the key does not cover is traced anew; with EAGLE_FRESH_TRACES=1 all are.
+the key, with the exporter's source and the packages that trace. A module with something that the key does not cover is
+traced anew; with EAGLE_FRESH_TRACES=1 all are.
 """
 
 from __future__ import annotations
@@ -21,15 +22,28 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
+import onnxscript
 import torch
+import transformers
 from filelock import FileLock
 from onnx_ir.tensor_adapters import TorchTensor, to_torch_dtype
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import PretrainedConfig
 
+import eagle_export
+
 GIVEN = "names given"  # in the metadata of a written trace
 KEPT = 24  # traces in memory, each a graph without weights
 OF_TORCH = frozenset(vars(torch.nn.Module()))  # parameters, buffers and hooks are described apart, or are not there
+
+
+@functools.cache
+def exporter() -> str:
+    """What makes a trace of a module: a digest of the exporter's source, and the versions of what it traces with."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(eagle_export.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return " ".join([digest.hexdigest(), *(each.__version__ for each in (torch, transformers, onnx, onnxscript, ir))])
 
 
 class UndescribedError(Exception):
@@ -92,7 +106,7 @@ class TraceMemory:
     """Traces by what they were made of. asked, traced: how often."""
 
     def __init__(self, folder: Path) -> None:
-        """folder: of this run of tests; its processes share the traces there."""
+        """folder: of a run of tests, or of several; their processes share the traces there."""
         self.enabled = not os.environ.get("EAGLE_FRESH_TRACES")
         self.asked = self.traced = 0
         self._folder = folder
@@ -108,12 +122,12 @@ class TraceMemory:
         def remembered(module: torch.nn.Module, *settings: Any) -> ir.Model:
             self.asked += 1
             try:
-                text = f"{trace.__name__} {describe(settings)}\n{describe_module(module)}" if self.enabled else None
+                what = f"{trace.__name__} {describe(settings)}\n{describe_module(module)}" if self.enabled else None
             except UndescribedError:
-                text = None
-            if text is None:
+                what = None
+            if what is None:
                 return traced(module, *settings)
-            key = hashlib.sha256(text.encode()).hexdigest()
+            key = hashlib.sha256(f"{exporter()}\n{what}".encode()).hexdigest()
             if key not in self._kept:
                 file = self._folder / f"{key}.onnx"
                 with FileLock(f"{file}.lock"):  # another process may be tracing the same
