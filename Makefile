@@ -4,7 +4,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-# Tests start Python some hundreds of times; without bytecode each would compile all that it imports.
+# Tests start Python some hundreds of times; without bytecode each would compile all that it imports. pip need not write it: who
+# imports a module first does, and most of what torch brings nobody imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 # What a processor's kernels may change: rows, recipes, token identity, golden traces.
@@ -35,8 +36,8 @@ setup: .venv/.installed
 .venv/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[dev]"
 	touch $@
 
 # The native operators, compiled from the tree (docs/dev/kernels.md); needs a C++ compiler, takes some ten seconds.
