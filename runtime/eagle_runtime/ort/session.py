@@ -182,6 +182,10 @@ class OrtSession(BoundSession):
         self._announce = None if operators is None else operators.announce_texts
         self.joins = self.exact and self._announce is not None
 
+    def close(self) -> None:
+        self._by_rows.clear()  # each holds the engine, which has the weights mapped
+        super().close()
+
     def pad(self, padding: RowPadding) -> None:
         """Pad forward passes in this way from now on."""
         self.padding = padding
