@@ -27,12 +27,18 @@ ADVICE = "check the checkpoint, or calibrate on other text"
 
 
 class SampleFile:
-    """Samples of many tensors in one file without a name, which is gone with the object: those of all layers of a model
-    would take as much memory as the model. folder: on the disk that is used."""
+    """Samples of many tensors in one file, which is gone when the block ends: those of all layers of a model would take
+    as much memory as the model. folder: on the disk that is used; Windows removes it only after that file."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (open as long as the object)
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (closed at the block's end)
         self._end = 0
+
+    def __enter__(self) -> SampleFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
     def reserve(self, size: int) -> int:
         """Returns where the next `size` bytes begin. Bytes that are not written take no space."""

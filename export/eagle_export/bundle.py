@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from eagle_calib.folder import work_folder, written
+from eagle_calib.observe import SampleFile
 from eagle_export.base.destination import (
     check_destination,
     check_older,
@@ -209,14 +210,14 @@ def _traced(work: Work, until_end: ExitStack) -> Traced:
     return Traced(graphs, layers, reading, other, weighed)
 
 
-def _chosen(work: Work, traced: Traced, finished: Path) -> Choice:
+def _chosen(work: Work, traced: Traced, finished: Path, samples: SampleFile) -> Choice:
     """Records inputs, if any are, and chooses by them how weights are stored. finished: for what is to be read again if
-    the export is stopped."""
+    the export is stopped. samples: for what is not, open until weights are written."""
     if work.way is None:
         return Choice((), work.order.plan(), {}, None)
     asked = None if traced.reading is None else traced.reading.asked()
     recorded, missing = recorded_inputs(
-        work.pair, work.settings.calibrate, work.way, finished, work.report, asked,
+        work.pair, work.settings.calibrate, work.way, finished, samples, work.report, asked,
         other=traced.other, weighed=traced.weighed,
     )  # fmt: skip
     work.warnings.extend(missing)
@@ -242,21 +243,22 @@ def _made(
     """Writes the bundle, and frees the graphs. finished: where weights of an earlier run may be. Returns its manifest,
     and what layers were chosen from."""
     graphs, pair = traced.graphs, work.pair
-    chosen = _chosen(work, traced, finished)
-    work.report("choosing scales")
-    decisions, natives = _rewritten(chosen.plan.passes, graphs)
-    decisions["target"] = {**chosen.done, **decisions["target"]}
-    total = sum(num_bytes(graph) for graph in graphs.values())
-    check_space(work.bundle.parent, total - folder_bytes(finished))
-    shown.weights(total)
     hashes, before = dict[str, str](), 0
-    for name, graph in graphs.items():
-        path = folder / GRAPH_FILES[name]
-        path.parent.mkdir()
-        hashes[GRAPH_FILES[name] + DATA_SUFFIX] = save(graph, path, partial(shown.tensor, before), finished)
-        before += num_bytes(graph)
-    for name, native in natives.items():
-        save_over(native, graphs[name], folder / NATIVE_FILES[name], GRAPH_FILES[name])
+    with SampleFile(finished) as samples:  # weights are rounded by them as they are written
+        chosen = _chosen(work, traced, finished, samples)
+        work.report("choosing scales")
+        decisions, natives = _rewritten(chosen.plan.passes, graphs)
+        decisions["target"] = {**chosen.done, **decisions["target"]}
+        total = sum(num_bytes(graph) for graph in graphs.values())
+        check_space(work.bundle.parent, total - folder_bytes(finished))
+        shown.weights(total)
+        for name, graph in graphs.items():
+            path = folder / GRAPH_FILES[name]
+            path.parent.mkdir()
+            hashes[GRAPH_FILES[name] + DATA_SUFFIX] = save(graph, path, partial(shown.tensor, before), finished)
+            before += num_bytes(graph)
+        for name, native in natives.items():
+            save_over(native, graphs[name], folder / NATIVE_FILES[name], GRAPH_FILES[name])
     for name, content in pair.texts.items():
         (folder / name).write_bytes(content)
     if pair.head is not None and pair.head.config.markov_rank:

@@ -140,19 +140,20 @@ def test_a_sample_in_a_file_is_that_in_memory(largest: float, tmp_path: Path) ->
     """Also where rows go on in fp32, because one is beyond fp16."""
     rows = np.random.default_rng(3).normal(size=(400, 5)).astype(np.float32)
     rows[150] *= largest
-    file = SampleFile(tmp_path)
-    pairs = [
-        (InputStatistics("x", 5, 300, half=True), InputStatistics("x", 5, 300, half=True, file=file)) for _ in range(2)
-    ]
-    for start, end in pairwise([0, 100, 110, 290, 400]):
-        for index, pair in enumerate(pairs):
-            for each in pair:
-                each.add(rows[start:end] * (index + 1))
-    for memory, filed in pairs:
-        one, two = memory.observed(), filed.observed()
-        np.testing.assert_array_equal(one.sample, two.sample)
-        assert one.sample.dtype == two.sample.dtype == (np.float32 if largest > 1e5 else np.float16)
-        assert one.rows == two.rows == 400 and len(two.sample) == 300
+    with SampleFile(tmp_path) as file:
+        pairs = [
+            (InputStatistics("x", 5, 300, half=True), InputStatistics("x", 5, 300, half=True, file=file))
+            for _ in range(2)
+        ]
+        for start, end in pairwise([0, 100, 110, 290, 400]):
+            for index, pair in enumerate(pairs):
+                for each in pair:
+                    each.add(rows[start:end] * (index + 1))
+        for memory, filed in pairs:
+            one, two = memory.observed(), filed.observed()
+            np.testing.assert_array_equal(one.sample, two.sample)
+            assert one.sample.dtype == two.sample.dtype == (np.float32 if largest > 1e5 else np.float16)
+            assert one.rows == two.rows == 400 and len(two.sample) == 300
     assert not list(tmp_path.iterdir())
 
 

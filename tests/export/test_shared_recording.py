@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from conftest import GOLDEN, HEADS
+from eagle_calib.observe import SampleFile
 from eagle_export.checking.source_reading import reading_of_pair
 from eagle_export.graphs.pair import open_pair
 from eagle_export.recording import recording
@@ -19,9 +21,16 @@ from eagle_export.recording.self_calibration import KEPT, observe_source
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no fork that this may use")
 
 
+@pytest.fixture
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SampleFile]:
+    """A file that is open as long as the test."""
+    with SampleFile(tmp_path_factory.mktemp("samples")) as file:
+        yield file
+
+
 @pytest.mark.parametrize("copy_fails", [False, True])
 def test_two_processes_record_what_the_source_reads(
-    copy_fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    copy_fails: bool, samples: SampleFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recording, "LEAST", 0)
     monkeypatch.setattr(recording, "threads_allowed", lambda: 2)
@@ -41,7 +50,7 @@ def test_two_processes_record_what_the_source_reads(
     (finished / recording.INPUTS / "of an export that was stopped").mkdir(parents=True)
     with other_half(pair, tmp_path / "bundle", reading.asked(), leave, reading.take) as other:
         assert other is not None
-        recorded = other.completed(finished, lambda step: None, weighed=KEPT)
+        recorded = other.completed(finished, samples, lambda step: None, weighed=KEPT)
     assert torch.get_num_threads() == threads and "model.layers.0.self_attn.q_proj.weight" in recorded.importance
     assert [path.name for path in tmp_path.iterdir()] == ["finished"], "nothing of the copy is left"
     assert set(recorded.inputs) == set(recordings[0])

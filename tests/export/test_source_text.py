@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from conftest import GOLDEN, HEADS
+from eagle_calib.observe import SampleFile
 from eagle_export.checking.source_reading import reading_of_pair
 from eagle_export.graphs.pair import open_pair
 from eagle_export.reading.families.source import load_source
@@ -55,13 +56,15 @@ def test_a_source_is_read_for_its_certificate_while_inputs_are_recorded(kind: st
     pair = open_pair(GOLDEN / "target", GOLDEN / HEADS[kind])
     meanwhile, apart = reading_of_pair(pair), reading_of_pair(pair)
     assert meanwhile is not None and apart is not None and pair.head is not None
-    recorded = observe_source(pair.target, pair.text, None, pair.head, asked=meanwhile.asked(), folder=tmp_path)
     in_memory = observe_source(pair.target, pair.text, None, pair.head, asked=meanwhile.asked())
-    assert set(recorded.inputs) == set(in_memory.inputs) and not list(tmp_path.iterdir())
-    for name, seen in recorded.inputs.items():
-        assert seen.rows == in_memory.inputs[name].rows
-        np.testing.assert_array_equal(seen.sample, in_memory.inputs[name].sample)
-        np.testing.assert_array_equal(seen.channel_absmax, in_memory.inputs[name].channel_absmax)
+    with SampleFile(tmp_path) as file:
+        recorded = observe_source(pair.target, pair.text, None, pair.head, asked=meanwhile.asked(), file=file)
+        assert set(recorded.inputs) == set(in_memory.inputs)
+        for name, seen in recorded.inputs.items():
+            assert seen.rows == in_memory.inputs[name].rows
+            np.testing.assert_array_equal(seen.sample, in_memory.inputs[name].sample)
+            np.testing.assert_array_equal(seen.channel_absmax, in_memory.inputs[name].channel_absmax)
+    assert not list(tmp_path.iterdir())
     assert meanwhile.expected is not None, "what was asked for is there before it is read"
     expected, checked = meanwhile.read()
     again, checked_apart = apart.read()

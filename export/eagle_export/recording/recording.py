@@ -23,6 +23,7 @@ import torch
 
 from eagle_calib.calibration import Observed
 from eagle_calib.folder import claimed
+from eagle_calib.observe import SampleFile
 from eagle_export.base.beside import Copy, meanwhile
 from eagle_export.base.errors import ExportError
 from eagle_export.base.memory import check_memory
@@ -62,6 +63,7 @@ def recorded_inputs(
     data: Path | None,
     way: Way,
     finished: Path,
+    file: SampleFile,
     report: Callable[[str], None],
     asked: Asked | None = None,
     *,
@@ -70,16 +72,17 @@ def recorded_inputs(
 ) -> tuple[Recorded | None, list[str]]:
     """Returns what the source computes for a text, or None and a warning if it cannot run here.
 
-    finished: a folder for what is to be read again if the export is stopped. asked: texts that the source writes
-    meanwhile, if it is in the memory as a whole. other: a copy of the process that records one half. weighed: on about
-    how many tokens the importance of columns is measured, which takes the whole model; 0 for none. Raises ExportError
-    instead if the text was given, and CalibrationError for one that cannot be used."""
+    finished: a folder for what is to be read again if the export is stopped. file: for what is not, open as long as the
+    inputs are read. asked: texts that the source writes meanwhile, if it is in the memory as a whole. other: a copy of
+    the process that records one half. weighed: on about how many tokens the importance of columns is measured, which
+    takes the whole model; 0 for none. Raises ExportError instead if the text was given, and CalibrationError for one
+    that cannot be used."""
     text = pair.text
     try:
         if other is not None:
-            return other.completed(finished, report, weighed=weighed), []
+            return other.completed(finished, file, report, weighed=weighed), []
         if way == "whole":
-            return observe_source(pair.target, text, data, pair.head, report, asked, finished, weighed=weighed), []
+            return observe_source(pair.target, text, data, pair.head, report, asked, file, weighed=weighed), []
         return observe_layers(pair.target, _windows(pair, data), finished / FOLDER, pair.head, report), []
     except ExportError as error:
         if data is not None:
@@ -105,16 +108,17 @@ class OtherHalf:
     copy: Copy
     seen: Callable[[Path], None]
 
-    def completed(self, finished: Path, report: Callable[[str], None], *, weighed: int) -> Recorded:
-        """Records this half on one thread, and joins both. finished: for inputs. Raises what observe_source does."""
+    def completed(self, finished: Path, file: SampleFile, report: Callable[[str], None], *, weighed: int) -> Recorded:
+        """Records this half on one thread, and joins both. finished: for the other half's inputs; file: for this one's.
+        Raises what observe_source does."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            first = _half(self.pair, self.source[0], FIRST, finished, report, weighed=weighed)
+            first = _half(self.pair, self.source[0], FIRST, file, report, weighed=weighed)
             report("waiting for the other half of the recording")
             folder = self.copy.result()
             if folder is None:  # it met an error, which this process meets again
-                second = _half(self.pair, self.source[0], SECOND, finished, report, weighed=0).inputs
+                second = _half(self.pair, self.source[0], SECOND, file, report, weighed=0).inputs
             else:
                 shutil.rmtree(finished / INPUTS, ignore_errors=True)  # of an export that was stopped
                 (folder / INPUTS).rename(finished / INPUTS)
@@ -150,7 +154,8 @@ def other_half(
         return
 
     def work(folder: Path) -> None:
-        inputs = _half(pair, source[0], SECOND, folder, lambda step: None, asked, weighed=0).inputs
+        file = SampleFile(folder)  # until the copy ends
+        inputs = _half(pair, source[0], SECOND, file, lambda step: None, asked, weighed=0).inputs
         spilled, files = Spilled(folder / INPUTS), dict[Any, str]()
         spilled.folder.mkdir()
         for name, origin in inputs.names.items():
@@ -171,14 +176,14 @@ def _half(
     pair: Pair,
     source: Any,
     share: Collection[int],
-    folder: Path,
+    file: SampleFile,
     report: Callable[[str], None],
     asked: Asked | None = None,
     *,
     weighed: int,
 ) -> Recorded:
     return observe_source(
-        pair.target, pair.text, None, pair.head, report, asked, folder, weighed=weighed, share=share, model=source
+        pair.target, pair.text, None, pair.head, report, asked, file, weighed=weighed, share=share, model=source
     )
 
 

@@ -65,7 +65,7 @@ def observe_source(
     head: HeadPart | None = None,
     report: Callable[[str], None] = lambda step: None,
     asked: Asked | None = None,
-    folder: Path | None = None,
+    file: SampleFile | None = None,
     *,
     weighed: int = 0,
     share: Collection[int] = range(SEQUENCES),
@@ -75,11 +75,10 @@ def observe_source(
 
     text: its tokenizer. data: a text file, or JSONL as eagle-calib reads it; None for text of the model's own. head: of
     the model; its inputs are recorded too. report: called with what is being done. asked: other texts that the model
-    writes meanwhile. folder: for a file that the inputs are kept in; None for the memory. weighed: on about how many
-    tokens of these texts the importance of columns is measured, 0 for none. share: which of SEQUENCES texts of its own
-    it writes. model: the checkpoint, if it is loaded. Raises CalibrationError for a file without text, and ExportError
-    if transformers cannot run the checkpoint."""
-    file = None if folder is None else SampleFile(folder)
+    writes meanwhile. file: where the inputs are kept; None for the memory. weighed: on about how many tokens of these
+    texts the importance of columns is measured, 0 for none. share: which of SEQUENCES texts of its own it writes.
+    model: the checkpoint, if it is loaded. Raises CalibrationError for a file without text, and ExportError if
+    transformers cannot run the checkpoint."""
     with run_errors(source):
         model = load_packed(source) if model is None else model
         vocab = int(model.config.vocab_size)
