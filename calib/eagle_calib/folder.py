@@ -22,6 +22,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from eagle_calib.errors import FolderError
+from eagle_runtime.base.files import rename
 
 WORK = ".eagle-work"
 KEPT = "kept"
@@ -45,9 +46,9 @@ def written(place: Path, check: Callable[[Path], object] = unchecked) -> Iterato
         yield new
         try:
             if place.exists():
-                place.rename(old)
+                rename(place, old)
                 check(old)
-            new.rename(place)
+            rename(new, place)
         except BaseException:  # an interrupt may come between any two steps
             _put_back(old, place)
             raise
@@ -120,4 +121,4 @@ def _clear(work: Path, place: Path) -> None:
 def _put_back(old: Path, place: Path) -> None:
     """Restores the older folder if no new one took its place."""
     if old.exists() and not place.exists():
-        old.rename(place)
+        rename(old, place)

@@ -17,6 +17,7 @@ from eagle_export.base.errors import ExportError
 from eagle_export.base.resume import REFUSED
 from eagle_export.checking.worst_layers import LayerError
 from eagle_export.recipes.plan import RECIPES
+from eagle_runtime.base.files import rename
 from eagle_runtime.bundle.fidelity import compared
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Certificate, Limits, Manifest, read_manifest
 
@@ -154,7 +155,7 @@ def keep_refused(bundle: Path, certificate: Certificate, manifest: Manifest, fin
     """Moves a bundle that was refused to the finished work of its export (resume.py), with its certificate in its
     manifest: the same command with other limits writes it without making it again."""
     (bundle / MANIFEST_NAME).write_text(replace(manifest, certificate=certificate).to_json(), encoding="utf-8")
-    bundle.rename(finished / REFUSED)
+    rename(bundle, finished / REFUSED)
 
 
 def accepted(finished: Path, bundle: Path, required: RequiredFidelity | None) -> Manifest | None:
@@ -168,5 +169,5 @@ def accepted(finished: Path, bundle: Path, required: RequiredFidelity | None) ->
     if required is not None and not required.limits.met(manifest.certificate.agreement, manifest.certificate.kl):
         raise refusal(manifest.certificate, required, ())
     bundle.rmdir()
-    kept.rename(bundle)
+    rename(kept, bundle)
     return manifest

@@ -25,7 +25,7 @@ SNAPSHOTS = "snapshots"  # of the hub's cache
 MEGABYTE = 1 << 20
 LARGEST = MEGABYTE << 20  # bytes of one file of weights, and of one engine: a terabyte
 PIECE = 4 * MEGABYTE  # read at a time
-TRIES = 5  # to rename, chosen (0.3 s): on Windows another program may have the old file open for a moment
+TRIES = 5  # to rename, chosen (0.3 s): on Windows another program, such as a virus scanner, may have a file open
 
 # Limits of files that are read into memory. A manifest takes 20 kB to 1 MB, tokenizers of 256 thousand tokens 30 MB, a
 # graph without its weights 10 kB to 2 MB.
@@ -126,14 +126,15 @@ def replacing(path: Path, new: Path | None = None) -> Iterator[Path]:
     new = new or path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
     try:
         yield new
-        _rename(new, path)
+        rename(new, path)
     except BaseException:  # a disk may be full, and an interrupt may come between any two steps
         with contextlib.suppress(OSError):
             new.unlink()
         raise
 
 
-def _rename(new: Path, path: Path) -> None:
+def rename(new: Path, path: Path) -> None:
+    """Renames a file or a folder, and tries again for a moment where Windows refuses. Raises OSError."""
     for attempt in range(TRIES):
         try:
             new.replace(path)
