@@ -153,6 +153,19 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **more}
 
 
+@pytest.mark.parametrize(("chosen", "printed"), [("", "€😀".encode()), ("cp1252", b"\x80\\U0001f600")])
+def test_files_and_pipes_get_utf8_unless_something_else_is_chosen(chosen: str, printed: bytes) -> None:
+    """Python itself would write Windows' code page."""
+    code = (
+        "from eagle_runtime.commands.command import Parser, run_command\n"
+        "run_command(Parser(prog='x'), [], lambda args: print('€😀'), extra='cpu', interrupted='')"
+    )
+    env = {name: value for name, value in environment().items() if not name.startswith(("PYTHONIO", "PYTHONUTF8"))}
+    env |= {"PYTHONIOENCODING": chosen} if chosen else {}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env, timeout=PATIENCE_S)
+    assert done.stdout.rstrip() == printed, done.stderr
+
+
 @posix_only
 @pytest.mark.parametrize("more", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "cp1252"}, {"LC_ALL": "C"}])
 def test_eagle_run_on_such_a_terminal(more: dict[str, str], text_bundle: Path, tmp_path: Path) -> None:

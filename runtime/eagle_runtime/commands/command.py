@@ -160,7 +160,7 @@ def run_command(
     but_for: signals that `run` handles itself."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows it as \\u20ac
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(encoding=_encoding(stream), errors="backslashreplace")
     args = parser.parse_args(argv)
     verbose, quiet = (getattr(args, name, False) for name in ("verbose", "quiet"))
     program = getattr(args, "program", parser.prog)  # a subcommand's
@@ -193,6 +193,13 @@ def run_command(
         print_line(program, f"a library gave up ({error}); see that the input's files are whole")
         return 2
     return 0
+
+
+def _encoding(stream: TextIO) -> str | None:
+    """How a stream's text is to be encoded, None for what Python chose. On Windows that is the code page for files and
+    pipes, which lacks most characters, and whoever reads them takes them for UTF-8."""
+    chosen = sys.platform != "win32" or stream.isatty() or "PYTHONIOENCODING" in os.environ
+    return None if chosen else "utf-8"
 
 
 @contextlib.contextmanager
