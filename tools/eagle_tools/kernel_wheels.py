@@ -47,7 +47,8 @@ def build(system: System, out: Path) -> Path:
     with tempfile.TemporaryDirectory() as folder:
         compiler = Path(folder) / "c++"
         compiler.write_text(
-            f'#!/bin/sh\nexec "{sys.executable}" -m ziglang c++ -target {system.target} -nostdlib++ "$@"\n'
+            f'#!/bin/sh\nexec "{sys.executable}" -m ziglang c++ -target {system.target} -nostdlib++ "$@"\n',
+            encoding="utf-8",
         )
         compiler.chmod(0o755)
         # As if for Linux throughout: the compiler knows what a shared library is elsewhere, and CMake would ask for
@@ -64,7 +65,7 @@ def build(system: System, out: Path) -> Path:
         subprocess.run([*command, *settings, "--wheel-dir", folder, str(KERNELS)], check=True)
         (wheel,) = Path(folder).glob("*.whl")
         tag = [sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", system.tag, str(wheel)]
-        name = subprocess.run(tag, check=True, capture_output=True, text=True).stdout.split()[-1]
+        name = subprocess.run(tag, check=True, capture_output=True, encoding="utf-8").stdout.split()[-1]
         out.mkdir(parents=True, exist_ok=True)
         return Path(shutil.move(Path(folder) / name, out / name))
 

@@ -46,7 +46,7 @@ def worker(args: argparse.Namespace, loaded: Load) -> Iterator[str]:
         wanted = model.generate(asked.get("messages", TEXTS[0]), method="vanilla", **settings)
         spoken, exact = model.text.chat, is_exact(model)
     command = [sys.executable, "-m", "eagle_runtime.commands.cli", "--worker", str(args.bundle), *_options(args)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
     assert process.stdin is not None and process.stdout is not None
 
     def ask(**order: Any) -> dict[str, Any]:
@@ -194,5 +194,5 @@ def _size(pid: int) -> str:
     folder = Path(f"/proc/{pid}")
     if not folder.exists():
         return f"{threading.active_count()} threads here"
-    pages = int((folder / "statm").read_text().split()[1])
+    pages = int((folder / "statm").read_text(encoding="ascii").split()[1])
     return f"{pages * os.sysconf('SC_PAGE_SIZE') / 1e6:.0f} MB, {len(list((folder / 'task').iterdir()))} threads"

@@ -204,7 +204,9 @@ def _cores() -> int:
     siblings = set()
     for cpu in logical:
         try:
-            siblings.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+            siblings.add(
+                Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
+            )
         except OSError:
             return len(logical)
     return len(siblings)

@@ -52,7 +52,9 @@ def peak_of(job: MemoryRun) -> Peak:
     """Run the job in a new process; returns its peak memory. Raises JobError if that fails."""
     command = [sys.executable, "-m", "eagle_tools.bench.memory", json.dumps(asdict(job))]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=TIMEOUT, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JobError(f"memory of {job.folder} was not measured ({type(error).__name__})") from None
     if done.returncode:
@@ -96,7 +98,7 @@ def host_peak() -> int:
         return _windows_peak()
     status = Path("/proc/self/status")
     if status.is_file():  # getrusage on Linux counts the parent's pages too, from before the exec
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        line = next(line for line in status.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) << 10
     import resource
 

@@ -19,7 +19,7 @@ def build(source: Source, out: Path, name: str) -> None:
     command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source.folder), "-o", str(out)]
     command += ["-p", name, "-e", "cpu", "-c", str(out / "cache")]
     env = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False, env=env)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise RequestError(f"onnxruntime-genai could not convert {source.folder} to {name}: {last[:200]}")

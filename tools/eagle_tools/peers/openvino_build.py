@@ -27,7 +27,7 @@ GROUP = 128  # inputs of a scale in int4; halved until it divides all layers' in
 def build(source: Source, out: Path, name: str) -> None:
     """Write the model in the format `name`, a key of FORMATS, to the folder `out`. Raises RequestError."""
     command = [sys.executable, "-m", "eagle_tools.peers.openvino_build", str(source.folder), str(out), name]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise RequestError(f"OpenVINO could not convert {source.folder} to {name}: {last[:200]}")

@@ -28,7 +28,7 @@ def quantise(path: Path, out: Path, name: str, threads: int) -> None:
     """Write a file in the format `name`, a key of FILE_TYPES, with llama.cpp's own choices of which tensors it keeps in
     more bits. Raises RequestError."""
     command = [sys.executable, "-m", "eagle_tools.peers.quantise", str(path), str(out), name, str(threads)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise RequestError(f"llama.cpp could not quantise the model to {name}: {last[:200]}")

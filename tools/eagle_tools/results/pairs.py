@@ -126,7 +126,9 @@ def bundle_of(pair: Pair, head: str, precision: str, work: Path, say: Callable[[
 
 def _run(arguments: list[str]) -> None:
     """Run Python in a process of its own, which frees its memory when it ends. Raises RequestError."""
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise RequestError(f"{' '.join(arguments[:2])} failed: {last}")

@@ -169,7 +169,7 @@ def date_and_version() -> str:
     folder, version = Path(__file__).parent, f"eagle-edge {metadata.version('eagle-edge')}"
     try:
         git = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
-        version += f", commit {subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()}"
+        version += f", commit {subprocess.run(git, capture_output=True, encoding='utf-8', check=True).stdout.strip()}"
     except (OSError, subprocess.CalledProcessError):
         pass
     return f"{datetime.date.today().isoformat()} by {version}"
