@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load
+from torch import Tensor
 
 posix_only = pytest.mark.skipif(os.name != "posix", reason="signals, pipes and permissions of POSIX")
 
@@ -27,6 +29,11 @@ def links_work() -> bool:
 
 
 needs_links = pytest.mark.skipif(not links_work(), reason="no links of files can be made here")
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, in memory of their own: Windows replaces no file that load_file has mapped."""
+    return load(file.read_bytes())
 
 
 @contextlib.contextmanager

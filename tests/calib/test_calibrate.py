@@ -181,7 +181,7 @@ def test_figures_are_those_of_a_run_with_all_outputs_fetched(
     np.testing.assert_array_equal(calibration.token_counts, counts)
     text = np.bincount(np.concatenate(windows), minlength=len(counts))
     assert (counts >= text).all() and counts.sum() > text.sum()  # decoded tokens count too
-    listed = json.loads((calibrations[kind] / "calibration.json").read_text())
+    listed = json.loads((calibrations[kind] / "calibration.json").read_text(encoding="utf-8"))
     assert listed["tokens"] == {"prefilled": tokens.prefilled, "verified": tokens.verified}
     assert listed["bundle"] == file_sha256(bundles[kind] / MANIFEST_NAME)
     assert listed["tools"]["onnxruntime"] == ort.__version__
@@ -190,7 +190,7 @@ def test_figures_are_those_of_a_run_with_all_outputs_fetched(
 @kinds
 def test_prompts_and_trees_were_observed(calibrations: dict[str, Path], kind: str) -> None:
     calibration = read_calibration(calibrations[kind])
-    tokens = json.loads((calibrations[kind] / "calibration.json").read_text())["tokens"]
+    tokens = json.loads((calibrations[kind] / "calibration.json").read_text(encoding="utf-8"))["tokens"]
     assert tokens["prefilled"] == MAX_TOKENS and tokens["verified"] >= 4 * 60
     down = calibration.target["model.layers.7.mlp.down_proj.weight"]
     assert down.rows == MAX_TOKENS + tokens["verified"]
@@ -263,7 +263,7 @@ def test_report_names_tokens_layers_and_rows(
     assert main([str(bundles["eagle3"]), "-o", str(out), "--data", str(data), "--threads", "1"]) == 0
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
-    verified = json.loads((out / "calibration.json").read_text())["tokens"]["verified"]
+    verified = json.loads((out / "calibration.json").read_text(encoding="utf-8"))["tokens"]["verified"]
     assert lines[0] == f"{out}: 10 tokens of text, {verified} tree nodes verified"
     assert lines[1] == f"target 58 layers, 34 inputs, {10 + verified} rows"
     assert lines[2].startswith("draft  8 layers, 6 inputs, ") and printed.err == ""
@@ -275,7 +275,7 @@ def test_an_existing_calibration_is_replaced(bundles: dict[str, Path], tmp_path:
         data.write_text(text)
         out = tmp_path / "out"
         assert main([str(bundles["eagle1"]), "-o", str(out), "--data", str(data), "--threads", "1"]) == 0
-        listed = json.loads((out / "calibration.json").read_text())
+        listed = json.loads((out / "calibration.json").read_text(encoding="utf-8"))
         assert listed["tokens"]["prefilled"] == len(text)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.txt", "out"]
 

@@ -16,7 +16,7 @@ from eagle_calib.calibration import GRAPHS, read_calibration
 from eagle_calib.cli import main
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
-from systems import largest_file
+from systems import largest_file, needs_links
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_a_bundle_of_another_precision(
 ) -> None:
     bundle = tmp_path / "bundle"
     shutil.copytree(bundles["eagle1"], bundle)
-    manifest = json.loads((bundle / MANIFEST_NAME).read_text())
+    manifest = json.loads((bundle / MANIFEST_NAME).read_text(encoding="utf-8"))
     manifest["precision"][graph] = "int8"
     (bundle / MANIFEST_NAME).write_text(json.dumps(manifest))
     assert f"the {graph} is int8; export it in fp32 first" in refused(bundle=bundle)
@@ -108,15 +108,19 @@ def test_bad_places(refused: Callable[..., str], bundles: dict[str, Path], tmp_p
     (tmp_path / "mixed" / "notes.txt").touch()
     (tmp_path / "mixed" / "calibration.json").touch()
     (tmp_path / "file").touch()
-    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     assert "holds other files" in refused(output=tmp_path / "full")
     assert "holds other files" in refused(output=tmp_path / "mixed")
     assert "exists and is not a folder" in refused(output=tmp_path / "file")
-    assert "exists and is not a folder" in refused(output=tmp_path / "link")
     assert "none does not exist; create it first" in refused(output=tmp_path / "none" / "out")
     assert "lies in the bundle" in refused(output=bundles["eagle1"] / "calibration")
     assert "lies in the bundle" in refused(output=bundles["eagle1"])
     assert "is not a folder" in refused(bundle=tmp_path / "none")
+
+
+@needs_links
+def test_a_place_that_is_a_link(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    assert "exists and is not a folder" in refused(output=tmp_path / "link")
 
 
 def test_an_altered_bundle(refused: Callable[..., str], bundles: dict[str, Path], tmp_path: Path) -> None:
@@ -136,7 +140,7 @@ def with_weight(bundle: Path, graph: str, weight: str, value: float) -> None:
     with data.open("r+b") as file:
         file.seek(int(place["offset"]))
         file.write(np.full(int(place["length"]) // 4, value, np.float32).tobytes())
-    manifest = json.loads((bundle / MANIFEST_NAME).read_text())
+    manifest = json.loads((bundle / MANIFEST_NAME).read_text(encoding="utf-8"))
     manifest["files"][f"{graph}/model.onnx.data"] = file_sha256(data)
     (bundle / MANIFEST_NAME).write_text(json.dumps(manifest))
 

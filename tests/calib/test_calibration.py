@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 def edit(folder: Path, change: Edit) -> None:
     """Changes both files, and the hash that links them."""
     path, arrays_path = folder / "calibration.json", folder / "calibration.npz"
-    data = json.loads(path.read_text())
+    data = json.loads(path.read_text(encoding="utf-8"))
     with np.load(arrays_path) as file:
         arrays = dict(file)
     change(data, arrays)
@@ -125,7 +125,7 @@ def test_broken_contents_are_refused(folder: Path, change: Edit, words: str) -> 
 
 def test_broken_files_are_refused(folder: Path) -> None:
     json_path, arrays_path = folder / "calibration.json", folder / "calibration.npz"
-    text, arrays = json_path.read_text(), arrays_path.read_bytes()
+    text, arrays = json_path.read_text(encoding="utf-8"), arrays_path.read_bytes()
 
     def error() -> str:
         with pytest.raises(CalibrationError) as caught:

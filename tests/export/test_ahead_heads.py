@@ -28,6 +28,7 @@ from eagle_export.graphs.weights import save
 from eagle_export.inspection.report import inspect
 from eagle_export.reading.families.source import load_source
 from eagle_export.writing.settings import Settings
+from systems import read_tensors
 
 TARGET = GOLDEN / "target"
 WIDTH, VOCAB, HEADS, TOP_K = 64, 256, 3, 8
@@ -65,7 +66,7 @@ def test_medusas_graph_computes_what_its_authors_module_does(tmp_path: Path, pic
 def test_medusa_under_vllms_names(tmp_path: Path) -> None:
     heads = seeded(medusa, WIDTH, VOCAB, HEADS)
     folder = write_medusa(tmp_path / "head", heads)
-    tensors = vllm_names(load_file(folder / "medusa_lm_head.safetensors"), 1)
+    tensors = vllm_names(read_tensors(folder / "medusa_lm_head.safetensors"), 1)
     (folder / "medusa_lm_head.safetensors").unlink()
     save_file(tensors, folder / "model.safetensors")
     config = {"model_type": "medusa", "num_heads": HEADS, "num_hidden_layers": 1, "architectures": ["MedusaModel"]}
@@ -77,7 +78,7 @@ def test_medusa_under_vllms_names(tmp_path: Path) -> None:
 def test_medusa_in_its_targets_checkpoint(tmp_path: Path) -> None:
     heads = seeded(medusa, WIDTH, VOCAB, HEADS)
     folder = shutil.copytree(TARGET, tmp_path / "both")
-    tensors = load_file(folder / "model.safetensors")
+    tensors = read_tensors(folder / "model.safetensors")
     save_file(
         tensors | {f"medusa_head.{name}": tensor.clone() for name, tensor in heads.state_dict().items()},
         folder / "model.safetensors",
@@ -92,7 +93,7 @@ def test_heads_without_lm_heads_have_the_targets(tmp_path: Path) -> None:
     for head in heads:
         head[1].weight.data.copy_(lm_head)
     folder = write_medusa(tmp_path / "head", heads)
-    kept = {n: t for n, t in load_file(folder / "medusa_lm_head.safetensors").items() if ".linear." in n}
+    kept = {n: t for n, t in read_tensors(folder / "medusa_lm_head.safetensors").items() if ".linear." in n}
     save_file(kept, folder / "medusa_lm_head.safetensors")
     check_medusa(TARGET, folder, tmp_path, heads)
 
@@ -189,7 +190,7 @@ def test_a_fault_of_hydra_is_one_sentence(tmp_path: Path, fault: str) -> None:
 
 
 def check_fault(folder: Path, file: str, change: Change, message: str) -> None:
-    tensors, config = load_file(folder / file), json.loads((folder / "config.json").read_text())
+    tensors, config = read_tensors(folder / file), json.loads((folder / "config.json").read_text(encoding="utf-8"))
     change(tensors, config)
     save_file(tensors, folder / file)
     (folder / "config.json").write_text(json.dumps(config))

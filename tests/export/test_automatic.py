@@ -96,7 +96,7 @@ def test_int4_is_four_bits_in_all_and_a_tied_table_is_stored_once(tmp_path: Path
         del tensors["lm_head.weight"]
 
     tied = make_target(tmp_path / "tied", tie)
-    config = json.loads((tied / "config.json").read_text())
+    config = json.loads((tied / "config.json").read_text(encoding="utf-8"))
     (tied / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
     done = export(tied, None, tmp_path / "b", Settings(precision="int4", certify=False))
     weights = done.manifest.target.graph.weights
@@ -205,7 +205,7 @@ def test_a_kept_layer_stays_and_a_tied_table_is_read_as_its_lm_head_is_stored(tm
         del tensors["lm_head.weight"]
 
     tied = make_target(tmp_path / "tied", tie)
-    config = json.loads((tied / "config.json").read_text())
+    config = json.loads((tied / "config.json").read_text(encoding="utf-8"))
     (tied / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
     kept = "model.layers.1.mlp.up_proj.weight"
     done = export(tied, None, tmp_path / "b", Settings(precision="auto", size=10**9, keep=[kept], certify=False))

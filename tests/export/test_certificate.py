@@ -27,6 +27,7 @@ from eagle_runtime import EagleModel
 from eagle_runtime.bundle.listed_files import verify_hashes
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Certificate, read_manifest
 from eagle_runtime.text.tokenizer import Text
+from systems import read_tensors
 
 
 def certificate_of(bundle: Path, source: Path = GOLDEN / "target") -> Certificate:
@@ -85,7 +86,7 @@ def test_a_bundle_of_another_model_has_worse_figures(bundle_of: Callable[..., Pa
     """One matrix of the source differs, as after an export with a mixed-up weight."""
     other = tmp_path / "target"
     shutil.copytree(GOLDEN / "target", other)
-    tensors = load_file(other / "model.safetensors")
+    tensors = read_tensors(other / "model.safetensors")
     tensors["model.layers.3.mlp.down_proj.weight"] *= 3
     save_file(tensors, other / "model.safetensors", {"format": "pt"})
     certificate = certificate_of(bundle_of("eagle1"), other)
@@ -159,7 +160,7 @@ def test_a_short_context(
     context: int, prompt: int, continuation: int, bundle_of: Callable[..., Path], tmp_path: Path
 ) -> None:
     bundle = Path(shutil.copytree(bundle_of("eagle1"), tmp_path / "bundle"))
-    data = json.loads((bundle / MANIFEST_NAME).read_text())
+    data = json.loads((bundle / MANIFEST_NAME).read_text(encoding="utf-8"))
     data["target"]["context"] = context
     (bundle / MANIFEST_NAME).write_text(json.dumps(data))
     certificate = certificate_of(bundle)

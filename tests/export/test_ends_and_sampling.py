@@ -37,7 +37,7 @@ def target_of(
     """A target whose files state these things."""
     target = make_target(folder)
     configure(target, eos_token_id=config_eos)
-    content = json.loads((target / "tokenizer.json").read_text())
+    content = json.loads((target / "tokenizer.json").read_text(encoding="utf-8"))
     for number, token in enumerate(ADDED, ENDING - 1):
         old = next(text for text, each in content["model"]["vocab"].items() if each == number)
         del content["model"]["vocab"][old]

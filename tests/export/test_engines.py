@@ -46,6 +46,7 @@ from eagle_tools.grow.shape import Shape
 from eagle_tools.toy_demo import PAIR
 from grow import grow
 from patience import PATIENCE_S
+from systems import posix_only
 
 pytest_plugins = ("trt_bundles",)
 
@@ -243,6 +244,7 @@ def test_a_failed_build_leaves_the_older_engines(
     assert {path: path.read_bytes() for path in bundle.rglob("*") if path.is_file()} == files
 
 
+@posix_only
 def test_an_interrupted_build_leaves_no_files(bundle: Path) -> None:
     """The library is at work, so Python handles no signal in the main thread."""
     code = (

@@ -167,7 +167,7 @@ def test_what_cannot_be_expressed_is_refused_before_any_work(
 ) -> None:
     name, changes, settings, message = REFUSED[case]
     source = shutil.copytree(sources(name), tmp_path / "source")
-    config = json.loads((source / "config.json").read_text())
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     if "rope_scaling" in changes:
         del config["rope_parameters"]
     (source / "config.json").write_text(json.dumps(config | changes))

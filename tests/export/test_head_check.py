@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from conftest import GOLDEN
 from eagle_export.checking import head_check
@@ -27,6 +27,7 @@ from eagle_export.recording.source_text import text_starts
 from eagle_runtime.text.tokenizer import Text
 from greedy_texts import own_text
 from head_writers import read, speculators
+from systems import read_tensors
 
 DEMO = Path(__file__).parents[2] / "tools" / "demo_pair"
 TARGETS = {"demo": DEMO / "target", "golden": GOLDEN / "target"}
@@ -174,7 +175,7 @@ def test_taps_off_by_one_are_named(
 
 def test_a_head_of_another_target_is_loud(source_of: Callable[[str], Source], copied: Callable[..., Path]) -> None:
     folder = copied("eagle1")
-    weights = load_file(folder / "model.safetensors")
+    weights = read_tensors(folder / "model.safetensors")
     generator = torch.Generator().manual_seed(0)
     weights["fc.weight"] = weights["fc.weight"][:, torch.randperm(512, generator=generator)]
     save_file(weights, folder / "model.safetensors")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 import mtp_writers
@@ -47,6 +47,7 @@ from head_writers import (
     vllm_eagle1,
     vllm_eagle3,
 )
+from systems import read_tensors
 
 
 def with_qk_norm(tensors: Tensors, prefix: str) -> Tensors:
@@ -74,9 +75,9 @@ def same_weights(one: Pair, other: Pair) -> None:
 def test_an_eagle3_head_that_drafts_all_tokens_may_have_the_targets_lm_head(tmp_path: Path) -> None:
     folder = tmp_path / "head"
     shutil.copytree(GOLDEN / "head_eagle3_dv44", folder)
-    stored = load_file(folder / "model.safetensors")
+    stored = read_tensors(folder / "model.safetensors")
     save_file({n: t for n, t in stored.items() if n not in (LM_HEAD, "d2t", "t2d")}, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps({**config, "draft_vocab_size": 256}))
     pair = open_pair(TARGET, folder)
     assert pair.head is not None

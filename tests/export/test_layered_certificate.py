@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import OlmoeConfig, OlmoeForCausalLM
 
 from conftest import GOLDEN, HEADS, load_trace
@@ -25,6 +25,7 @@ from eagle_export.reading.families.source import load_source
 from eagle_export.recording.continuations import continuations
 from eagle_export.recording.layered_continuations import verified_continuations
 from eagle_runtime.bundle.manifest import read_manifest
+from systems import read_tensors
 
 DEMO = Path(__file__).parents[2] / "tools" / "demo_pair"
 
@@ -121,7 +122,7 @@ def test_a_head_is_checked_as_on_the_whole_source(kind: str, bundle_of: Callable
 def test_an_export_without_room_for_the_source_has_a_certificate(tmp_path: Path) -> None:
     """And a head that its config.json makes be misread is noticed."""
     head = Path(shutil.copytree(DEMO / "eagle3", tmp_path / "head"))
-    config = json.loads((head / "config.json").read_text())
+    config = json.loads((head / "config.json").read_text(encoding="utf-8"))
     (head / "config.json").write_text(json.dumps({**config, "norm_before_residual": True}))
     done = export(DEMO / "target", head, tmp_path / "bundle")
     assert done.manifest.certificate is not None and done.manifest.certificate.agreement == 1
@@ -131,7 +132,7 @@ def test_an_export_without_room_for_the_source_has_a_certificate(tmp_path: Path)
 @pytest.mark.usefixtures("small_memory")
 def test_logits_that_are_not_finite(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
     target = Path(shutil.copytree(GOLDEN / "target", tmp_path / "target"))
-    tensors = load_file(target / "model.safetensors")
+    tensors = read_tensors(target / "model.safetensors")
     tensors["model.norm.weight"][0] = float("inf")
     save_file(tensors, target / "model.safetensors", {"format": "pt"})
     bundle = bundle_of("eagle1")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from conftest import GOLDEN, HEADS
@@ -43,6 +43,7 @@ from eagle_runtime.bundle.manifest import Certificate, Limits, read_manifest
 from eagle_runtime.commands.cli import main as run_main
 from eagle_tools.doctor import main as doctor_main
 from export_workplace import LAYERS, make_target
+from systems import read_tensors
 
 DOWN, LM_HEAD = "model.layers.1.mlp.down_proj.weight", "lm_head.weight"
 
@@ -323,7 +324,7 @@ def test_layers_that_are_not_known_are_left_out() -> None:
 def test_a_pair_is_held_to_the_limits_too(tmp_path: Path) -> None:
     target = tmp_path / "target"
     shutil.copytree(GOLDEN / "target", target)
-    tensors = load_file(target / "model.safetensors")
+    tensors = read_tensors(target / "model.safetensors")
     outlier(tensors)
     save_file(tensors, target / "model.safetensors", {"format": "pt"})
     with pytest.raises(FidelityError, match=r"worst layers: lm_head\.weight \("):

@@ -309,7 +309,7 @@ def test_only_quantised_targets_for_cpus_have_an_int8_cache(backend: str, precis
 
 def test_an_int8_cache_for_a_context_whose_sums_may_overflow_is_refused(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "target", tmp_path / "target")
-    config = json.loads((tmp_path / "target/config.json").read_text())
+    config = json.loads((tmp_path / "target/config.json").read_text(encoding="utf-8"))
     (tmp_path / "target/config.json").write_text(json.dumps({**config, "max_position_embeddings": MOST + 1}))
     with pytest.raises(ExportError, match=f"context of {MOST + 1} tokens, and an int8 cache holds {MOST} at most"):
         export(tmp_path / "target", None, tmp_path / "b", Settings(precision="int8", cache_precision="int8"))

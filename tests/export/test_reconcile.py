@@ -28,6 +28,7 @@ from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.files import MANIFEST_NAME
 from export_workplace import configure, make_target
+from systems import read_tensors
 
 IDS = [5, 7, 200, 33, 7, 5, 90, 41]
 
@@ -98,7 +99,7 @@ def test_names_of_tensors(tmp_path: Path, change: Callable[[str], str], named: s
 def test_heads_are_unwrapped_too(tmp_path: Path) -> None:
     head = tmp_path / "head"
     shutil.copytree(GOLDEN / "head_eagle1", head)
-    tensors = load_file(head / "model.safetensors")
+    tensors = read_tensors(head / "model.safetensors")
     save_file({f"module.{name}": tensor for name, tensor in tensors.items()}, head / "model.safetensors")
     part = open_pair(GOLDEN / "target", head).head
     assert part is not None and set(part.checkpoint.tensors) == set(tensors)
@@ -111,7 +112,7 @@ def test_adapters_are_named(tmp_path: Path) -> None:
         open_target(target)
     folder = tmp_path / "adapter"
     folder.mkdir()
-    (folder / "config.json").write_text((target / "config.json").read_text())
+    (folder / "config.json").write_text((target / "config.json").read_text(encoding="utf-8"))
     (folder / "adapter_config.json").write_text("{}")
     save_file({name: torch.zeros(2, 2)}, folder / "adapter_model.safetensors")
     with pytest.raises(ExportError, match="an adapter without its model"):
@@ -170,7 +171,7 @@ def test_weights_that_mlx_quantised_are_refused_by_the_config(tmp_path: Path) ->
 def test_values_that_say_nothing(tmp_path: Path, stated: dict[str, Any], read: dict[str, Any]) -> None:
     target = make_target(tmp_path / "t")
     path = target / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **stated}))
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **stated}))
     checkpoint = open_target(target)
     check_config(family_of(checkpoint), checkpoint)
     config = read_config(family_of(checkpoint), checkpoint)

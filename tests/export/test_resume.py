@@ -97,7 +97,7 @@ def test_a_stopped_export_goes_on(
         with pytest.raises((Stopped, MemoryError, ExportError)):
             export(target, None, bundle, Settings(**PLAIN))
     assert not bundle.exists()
-    assert len((kept_of(bundle) / "target.journal").read_text().splitlines()) == 7
+    assert len((kept_of(bundle) / "target.journal").read_text(encoding="utf-8").splitlines()) == 7
     written.clear()
     export(target, None, bundle, Settings(**PLAIN))
     assert contents(bundle) == whole
@@ -155,11 +155,11 @@ def test_another_source_or_setting_begins_anew(
         stop_after(patched, 9, Stopped())
         with pytest.raises(Stopped):
             export(source, None, bundle, Settings(**PLAIN))
-    stale = (kept_of(bundle) / "made_of.txt").read_text()
+    stale = (kept_of(bundle) / "made_of.txt").read_text(encoding="utf-8")
     written.clear()
     export(source, None, bundle, Settings(precision="fp32", certify=False))
     assert sum(written) == len((bundle / "target/model.onnx.data").read_bytes())
-    config = json.loads((source / "config.json").read_text())
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     before = fingerprint([source], {})
     (source / "config.json").write_text(json.dumps(config))
     assert fingerprint([source], {}) != before, "a file that was written again may hold anything"
@@ -204,6 +204,6 @@ def test_golden_pair_resumes_in_its_head_too(
         stop_after(patched, entries - 2, Stopped())
         with pytest.raises(Stopped):
             export(*arguments, tmp_path / "bundle", Settings(certify=False))
-    assert (kept_of(tmp_path / "bundle") / "draft.journal").read_text()
+    assert (kept_of(tmp_path / "bundle") / "draft.journal").read_text(encoding="utf-8")
     export(*arguments, tmp_path / "bundle", Settings(certify=False))
     assert contents(tmp_path / "bundle") == contents(tmp_path / "whole")

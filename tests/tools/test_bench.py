@@ -61,7 +61,7 @@ def test_rows_tables_and_page(bundle: Path, prompts: Path, tmp_path: Path, capsy
     methods = "vanilla,eagle,chain,static,8/2/4"
     assert bench(bundle, prompts, "--max-new-tokens", 20, "--methods", methods, "--temperature", 0, 1, *outputs) == 0
     printed, errors = capsys.readouterr()
-    assert errors == "" and printed == files["md"].read_text()
+    assert errors == "" and printed == files["md"].read_text(encoding="utf-8")
 
     rows = read_rows(files["jsonl"])
     assert len(rows) == 5 * 2 * 2
@@ -87,7 +87,7 @@ def test_rows_tables_and_page(bundle: Path, prompts: Path, tmp_path: Path, capsy
     assert len(peaks) == 8 and all(50 < int(peak) < 2000 for peak in peaks)
     assert "| 8/2/4 | **" in printed and "| pair | fp32 | eagle | 0 |" in printed
 
-    page = files["html"].read_text()
+    page = files["html"].read_text(encoding="utf-8")
     viewed = cycles_in(page)
     shown = [run["setup"] for run in viewed["runs"]]
     assert len(shown) == len(set(shown)) * 2 == 3 * 2 * 2 and "pair · fp32 · static · T = 1" in shown
@@ -239,7 +239,7 @@ def test_wrong_input_is_refused_before_the_work(
         err = capsys.readouterr().err
         assert err.count("\n") == 1 and says in err
     assert main([str(bundle)]) == 2 and "give --prompts" in capsys.readouterr().err
-    assert (tmp_path / "rows.jsonl").read_text() == "{}\n"
+    assert (tmp_path / "rows.jsonl").read_text(encoding="utf-8") == "{}\n"
 
 
 def text_of(model: EagleModel, asked: Asked) -> str:

@@ -203,7 +203,7 @@ def test_rows_are_never_mixed_with_others(tmp_path: Path) -> None:
     path.write_text("kept\n")
     with pytest.raises(RequestError, match="holds rows already"):
         RowFile(path)
-    assert path.read_text() == "kept\n"
+    assert path.read_text(encoding="utf-8") == "kept\n"
     with pytest.raises(RequestError, match="line 1 is not a row"):
         read_rows(path)
     with pytest.raises(RequestError, match="cannot be written"):

@@ -114,7 +114,7 @@ def test_another_model_is_refused(
 ) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    config = json.loads((TARGET / "config.json").read_text())
+    config = json.loads((TARGET / "config.json").read_text(encoding="utf-8"))
     (other / "config.json").write_text(json.dumps({**config, "vocab_size": 7}))
     (tmp_path / "set.jsonl").write_text('{"turns": ["a"]}')
     argv = [str(bundle_of("eagle1")), "--prompts", str(tmp_path / "set.jsonl"), "--vs-pytorch", str(other)]

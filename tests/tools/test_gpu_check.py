@@ -174,22 +174,22 @@ def test_failed_steps_are_noted_and_those_that_need_them_left_out(tmp_path: Path
     ]
     outcomes = list(gpu_check.run(plan, tmp_path))
     assert [outcome.status for outcome in outcomes] == [0, 3, 1, None, 0, 0]
-    assert (tmp_path / "good.log").read_text() == "hello\n" and not (tmp_path / "later.log").exists()
+    assert (tmp_path / "good.log").read_text(encoding="utf-8") == "hello\n" and not (tmp_path / "later.log").exists()
     gpu_check.write_report(tmp_path, RTX, outcomes, done=True)
-    report = json.loads((tmp_path / "report.json").read_text())
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert report["ok"] is False and report["gpu"]["name"] == RTX.name
     assert [step["status"] for step in report["steps"]] == [0, 3, 1, None, 0, 0]
-    text = (tmp_path / "report.md").read_text()
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert text.startswith("# eagle-edge on NVIDIA GeForce Fake\n\nNVIDIA GeForce Fake, compute 8.9, 8.0 GB, ")
     for line in ("3 of 6 steps differ, fail or were left out.", "- tau: DIFFERS; low", "| a table |"):
         assert line in text
     assert "| bad | FAILED (3) |" in text and "| later | left out |" in text
     gpu_check.write_report(tmp_path, RTX, outcomes[:1], done=True)
-    assert json.loads((tmp_path / "report.json").read_text())["ok"] is True
-    assert "\nall well.\n" in (tmp_path / "report.md").read_text()
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["ok"] is True
+    assert "\nall well.\n" in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
 def test_a_report_of_some_steps_is_not_well_yet(tmp_path: Path) -> None:
     gpu_check.write_report(tmp_path, RTX, [gpu_check.Outcome("machine", 0, 1.0)], done=False)
-    assert json.loads((tmp_path / "report.json").read_text())["ok"] is False
-    assert "all well so far." in (tmp_path / "report.md").read_text()
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["ok"] is False
+    assert "all well so far." in (tmp_path / "report.md").read_text(encoding="utf-8")

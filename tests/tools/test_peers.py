@@ -59,7 +59,7 @@ def folder_with(tmp_path: Path, **config: object) -> Path:
     """A folder with the golden target's weights and a changed configuration."""
     folder = tmp_path / "changed"
     shutil.copytree(GOLDEN / "target", folder, dirs_exist_ok=True)
-    base = json.loads((folder / "config.json").read_text())
+    base = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps({**base, **config}))
     return folder
 
@@ -297,7 +297,9 @@ def test_precision_compares_peers(tmp_path: Path, work: Path, capsys: pytest.Cap
     peers = ["--peer-target", str(TARGET), "--peer-folder", str(work), "-o", str(tmp_path / "out")]
     assert precision([str(tmp_path / "alone"), "--prompts", str(prompts), *limits, *peers]) == 0
     capsys.readouterr()
-    rows = [json.loads(line) for line in (tmp_path / "out" / "precision.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "out" / "precision.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     formats = installed_formats(ALL_FORMATS, print)
     assert [row["name"] for row in rows] == ["alone", *map(str, formats)]
     kl = {row["name"]: row["own_kl"] for row in rows}

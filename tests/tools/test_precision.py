@@ -108,12 +108,12 @@ def test_command_prints_the_table_and_writes_everything(
     assert main([*map(str, bundles), *arguments, *limits]) == 0
     printed, errors = capsys.readouterr()
     assert errors == ""
-    assert printed == (out / "precision.md").read_text()
+    assert printed == (out / "precision.md").read_text(encoding="utf-8")
     lines = re.findall(r"^\| (\w+) \| ([\w, ]+) \| [\d.]+ \| ([\d.]+) \| ([\d.]+)% \| ([\d.e-]+) \|", printed, re.M)
     assert [line[:2] for line in lines] == [("fp32", "fp32"), ("int8", "int8, head int4")]
     assert lines[0][3:] == ("100.00", "0") and 0 < float(lines[1][4]) < 0.1 and float(lines[1][3]) > 85
     assert 32 <= float(lines[0][2]) < 34 and 8 < float(lines[1][2]) < 20  # bits, of a graph that is large here
-    rows = [json.loads(line) for line in (out / "precision.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (out / "precision.jsonl").read_text(encoding="utf-8").splitlines()]
     assert rows[1]["bytes"] < 0.5 * rows[0]["bytes"]
     assert rows[0]["same_start"] == 24 >= rows[1]["same_start"] >= 0
     assert rows[0]["own_kl_percentiles"] == [0, 0, 0] < rows[1]["own_kl_percentiles"]

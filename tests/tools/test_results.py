@@ -100,7 +100,7 @@ def test_a_finished_stage_is_not_run_again_and_another_is(
 def test_a_bundle_exported_anew_is_another_plan(bundle: Path) -> None:
     plan = Plan(((bundle, ("vanilla",)),), (Question(1, ("a",)),))
     before = signature_of(plan)
-    manifest = json.loads((bundle / "eagle_config.json").read_text())
+    manifest = json.loads((bundle / "eagle_config.json").read_text(encoding="utf-8"))
     (bundle / "eagle_config.json").write_text(json.dumps({**manifest, "tools": {}}))
     assert signature_of(plan) != before
 

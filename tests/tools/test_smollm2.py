@@ -37,9 +37,9 @@ def test_the_folder_is_the_packages_model(tmp_path: Path, capsys: pytest.Capture
         LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits for folder in (DEMO, out)
     )
     assert float(torch.nn.functional.cosine_similarity(source, written, dim=-1).min()) > 0.9
-    config = json.loads((out / "generation_config.json").read_text())
+    config = json.loads((out / "generation_config.json").read_text(encoding="utf-8"))
     assert config.items() >= CARD.items()
-    assert "Apache License 2.0" in (out / "README.md").read_text()
+    assert "Apache License 2.0" in (out / "README.md").read_text(encoding="utf-8")
 
 
 def test_what_to_install_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

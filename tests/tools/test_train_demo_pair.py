@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -107,7 +108,7 @@ def test_an_edit_holds_a_text_its_continuation_and_the_text_under_another_name(t
     for edit in read_questions(train_demo_pair.PAIR / "edits.jsonl"):
         text = prompts[int(edit.id)]
         assert edit.turns[0].startswith(text) and edit.turns[0].endswith("\n\n\n" + train_demo_pair.renamed(text))
-    (tmp_path / "target").symlink_to(train_demo_pair.PAIR / "target", target_is_directory=True)
+    shutil.copytree(train_demo_pair.PAIR / "target", tmp_path / "target")
     first = (train_demo_pair.PAIR / "heldout.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:6]
     (tmp_path / "heldout.jsonl").write_text("".join(first), encoding="utf-8")
     assert train_demo_pair.main(["edits", "-w", str(tmp_path / "work"), "-o", str(tmp_path)]) == 0

@@ -41,7 +41,7 @@ def train(kind: str, data: Path, output: Path, *options: str) -> int:
 
 
 def losses(head: Path) -> list[float]:
-    rows = [json.loads(line) for line in (head / "training" / "log.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (head / "training" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     return [row["loss"] for row in rows if row["event"] == "step"]
 
 
@@ -51,9 +51,9 @@ def test_the_loss_falls_and_the_heads_draft(tmp_path: Path, data: Path, kind: st
     assert train(kind, data, head, "--steps", "60", "--eval-data", str(data)) == 0
     seen = losses(head)
     assert np.mean(seen[-5:]) < 0.5 * np.mean(seen[:5])
-    evaluation = json.loads((head / "training" / "log.jsonl").read_text().splitlines()[-1])
+    evaluation = json.loads((head / "training" / "log.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert len(evaluation["accuracy"]) == 3
-    config = json.loads((head / "config.json").read_text())
+    config = json.loads((head / "config.json").read_text(encoding="utf-8"))
     assert (config[f"{kind}_num_heads"], config[f"{kind}_num_layers"]) == (3, 1)
     assert set(load_file(head / f"{kind}_lm_head.safetensors")) == names_of(kind)
     bundle = export(TARGET, head, tmp_path / "bundle", Settings(certify=False, record=False)).bundle

@@ -30,6 +30,7 @@ from eagle_runtime.sampling.sampler import Sampler
 from eagle_train.bundle_target import opened_target
 from eagle_train.cli import main
 from eagle_train.target import FrozenTarget
+from systems import read_tensors
 
 TARGET = GOLDEN / "target"
 HEADS: dict[HeadKind, Path] = {"eagle1": GOLDEN / "head_eagle1", "eagle3": GOLDEN / "head_eagle3_dv44"}
@@ -133,8 +134,14 @@ def test_a_head_tuned_on_an_int8_target(
 
 def test_answers_are_the_bundles_own(bundle_of: Callable[..., Path], prompts: list[list[int]], tmp_path: Path) -> None:
     bundle = bundle_of("eagle1", "int4")
-    rows = [json.loads(line) for line in answers(tmp_path, bundle, prompts[:2]).read_text().splitlines()]
-    sampled = answers(tmp_path, bundle, prompts[:1] * 2, "--temperature", "3", "--seed", "5").read_text().splitlines()
+    rows = [
+        json.loads(line) for line in answers(tmp_path, bundle, prompts[:2]).read_text(encoding="utf-8").splitlines()
+    ]
+    sampled = (
+        answers(tmp_path, bundle, prompts[:1] * 2, "--temperature", "3", "--seed", "5")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    )
     with EagleModel.load(bundle, threads=1) as model:
         for row, prompt in zip(rows, prompts, strict=False):
             plain = model.generate(prompt, method="vanilla", max_new_tokens=24)
@@ -177,12 +184,12 @@ def test_what_is_refused(bundle_of: Callable[..., Path], tmp_path: Path, capsys:
     put_listed(broken, "target/model.onnx", b"no graph")
     assert "broken" in refused("eagle1", broken)
     trained_apart = changed(tmp_path / "trained_apart")
-    weights = load_file(trained_apart / "model.safetensors")
+    weights = read_tensors(trained_apart / "model.safetensors")
     weights["model.norm.weight"] = weights["model.norm.weight"] * torch.tensor([1.0, -1.0] * 32)
     save_file(weights, trained_apart / "model.safetensors", {"format": "pt"})
     assert "are not those of" in refused("eagle1", one, target=trained_apart)
     other_fc = shutil.copytree(HEADS["eagle3"], tmp_path / "other_fc")
-    tensors = load_file(other_fc / "model.safetensors")
+    tensors = read_tensors(other_fc / "model.safetensors")
     tensors["fc.weight"] = tensors["fc.weight"].roll(1, 0)
     save_file(tensors, other_fc / "model.safetensors", {"format": "pt"})
     assert "with the fc of" in refused("eagle3", three, "--init", str(other_fc))

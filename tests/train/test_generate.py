@@ -231,7 +231,7 @@ def test_a_row_has_settings_of_its_own(folder: Path, tmp_path: Path, capsys: pyt
     greedy = {"ids": ids, "temperature": 0.0, "max_new_tokens": 5}
     rows = write(tmp_path / "prompts.jsonl", [{"ids": ids}, greedy, {"ids": ids}, greedy])
     assert main(generate(folder, rows, tmp_path / "out.jsonl", "--max-new-tokens", "9")) == 0
-    first, second, third, fourth = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    first, second, third, fourth = map(json.loads, (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines())
     assert second == fourth and len(second["ids"]) == 11
     assert first != third and len(first["ids"]) == len(third["ids"]) == 15
     for wrong, says in (({"top_p": 2}, "top_p above 0"), ({"temperature": "hot"}, "not supported")):

@@ -29,7 +29,7 @@ from eagle_train.config import TrainConfig, TrainingJob
 from eagle_train.head import vocabulary_of
 from eagle_train.target import FrozenTarget
 from eagle_train.trainer import train_head
-from systems import largest_file
+from systems import largest_file, read_tensors
 
 TARGET = GOLDEN / "target"
 HEADS = {"eagle1": GOLDEN / "head_eagle1", "eagle3": GOLDEN / "head_eagle3_dv44"}
@@ -350,7 +350,7 @@ def six_layers(folder: Path) -> Path:
     shutil.copytree(TARGET, folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8")) | {"num_hidden_layers": 6}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    weights = load_file(folder / "model.safetensors")
+    weights = read_tensors(folder / "model.safetensors")
     kept = {name: w for name, w in weights.items() if ".layers.6." not in name and ".layers.7." not in name}
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
     (folder / "model.safetensors.index.json").unlink()
@@ -374,7 +374,7 @@ def test_what_is_refused(answers: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "is not a folder" in refused(*both, "--init", str(tmp_path / "nowhere"), *data, "-o", new, *one)
     torn = tmp_path / "torn"
     shutil.copytree(HEADS["eagle1"], torn)
-    kept = load_file(torn / "model.safetensors")
+    kept = read_tensors(torn / "model.safetensors")
     save_file({n: w for n, w in kept.items() if "up_proj" not in n}, torn / "model.safetensors", {"format": "pt"})
     assert "up_proj" in refused(*both, "--init", str(torn), *data, "-o", new, *one)
     assert not Path(new).exists()
