@@ -107,8 +107,8 @@ def test_plain_text_and_folders(tmp_path: Path) -> None:
     target = text_target(tmp_path / "target")
     folder = tmp_path / "code" / "deep"
     folder.mkdir(parents=True)
-    (folder / "b.py").write_text("x = 1\n", encoding="utf-8")
-    (folder.parent / "a.py").write_text("y = 2\n", encoding="utf-8")
+    (folder / "b.py").write_text("x = 1\n", encoding="utf-8", newline="\n")
+    (folder.parent / "a.py").write_text("y = 2\n", encoding="utf-8", newline="\n")
     (folder / "c.bin").write_bytes(b"\xff\xfe\x00")
     examples = read(target, tmp_path / "code", pattern="**/*.py")
     assert [as_text(e.ids) for e in examples] == ["y = 2\n", "x = 1\n"]
