@@ -29,6 +29,7 @@ from eagle_train.config import TrainConfig, TrainingJob
 from eagle_train.head import vocabulary_of
 from eagle_train.target import FrozenTarget
 from eagle_train.trainer import train_head
+from open_files import watched
 from systems import largest_file, read_tensors
 
 TARGET = GOLDEN / "target"
@@ -91,6 +92,14 @@ def checkpoint_step(head: Path) -> int:
 def log_of(head: Path) -> list[dict[str, Any]]:
     lines = (head / "training" / "log.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
+
+
+def test_files_are_closed_before_they_are_replaced_or_removed(answers: Path, tmp_path: Path) -> None:
+    """Also the checkpoint from which a run is resumed, and the windows that it has read."""
+    with watched(tmp_path):
+        for more in (["--steps", "2"], ["--steps", "4", "--resume"]):
+            assert train("eagle1", answers, tmp_path / "head", *more) == 0
+    assert {path.name for path in (tmp_path / "head" / "training").iterdir()} == {"checkpoint.safetensors", "log.jsonl"}
 
 
 def decoded_tau(head: Path, bundle: Path, prompts: list[list[int]], tokens: int) -> float:

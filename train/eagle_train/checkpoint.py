@@ -62,7 +62,8 @@ def load_checkpoint(
                 for name, value in parameters.items():
                     value.copy_(file.get_tensor(f"weight.{name}"))
                     if step:
-                        moments = {m: file.get_tensor(f"{m}.{name}").to(value.device) for m in MOMENTS}
+                        # Copies, since the file's own are mapped: Windows would not let the next one replace it.
+                        moments = {m: file.get_tensor(f"{m}.{name}").to(value.device, copy=True) for m in MOMENTS}
                         optimizer.state[value] = {"step": torch.tensor(float(step), device=value.device), **moments}
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TrainError(f"{path} is not a checkpoint of such a run ({error}); start again in another folder") from None

@@ -252,7 +252,7 @@ def _replacing(path: Path) -> Iterator[Path]:
     try:
         with replacing(path, path.with_name(f".{path.name}.new")) as new:
             yield new
-            with new.open("rb") as file:
+            with new.open("r+b") as file:  # Windows flushes no file that is open for reading alone
                 os.fsync(file.fileno())
     except (OSError, SafetensorError) as error:  # the latter for a full disk
         raise _unwritten(path, error) from None
