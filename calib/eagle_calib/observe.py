@@ -27,8 +27,9 @@ ADVICE = "check the checkpoint, or calibrate on other text"
 
 
 class SampleFile:
-    """Samples of many tensors in one file, which is gone when the block ends: those of all layers of a model would take
-    as much memory as the model. folder: on the disk that is used; Windows removes it only after that file."""
+    """Samples of many tensors in one file without a name, which is gone when the block ends, or the process: those of
+    all layers of a model would take as much memory as the model. folder: on the disk that is used. On Windows the file
+    has a name, and the folder can be removed only after it."""
 
     def __init__(self, folder: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (closed at the block's end)
