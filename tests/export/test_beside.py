@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 
 from eagle_export.base import beside
-from eagle_export.base.beside import Claims, groups, in_two, worth_it
+from eagle_export.base.beside import MOST, Claims, fit_twice, groups, in_two, worth_it
 from eagle_export.base.data_file import write
 from eagle_export.base.parted import Array
 
@@ -83,3 +83,9 @@ def test_the_copy_leaves_the_next_groups_and_begins_with_the_largest(tmp_path: P
     assert [next(taken), next(taken), next(taken)] == [4, 3, 5]
     assert claims.take(1)
     assert list(taken) == [2]
+
+
+def test_large_layers_have_one_process() -> None:
+    """down_proj in int8: what it is made of is there twice for Llama-3.1-8B, not for a model of 70 B parameters."""
+    assert fit_twice(14336 * 4096, 2) == (sys.platform == "linux")
+    assert not fit_twice(28672 * 8192, 2) and not fit_twice(MOST, 1)

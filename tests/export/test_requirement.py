@@ -41,3 +41,18 @@ def test_a_pace_is_measured(tmp_path: Path) -> None:
     pace = measure(tmp_path, 4)
     assert min(astuple(pace)) > 0 and pace.compensating > pace.rounding
     assert not any(tmp_path.iterdir())
+
+
+def test_two_processes_need_the_memory_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that are too large to be there twice are computed by one."""
+    pair = open_pair(GOLDEN / "target", None)
+
+    def memory(processes: int) -> int:
+        monkeypatch.setattr(requirement, "fit_twice", lambda largest, cores: processes == 2)
+        place = tmp_path / "bundle"
+        return requirement.requirement_of(
+            pair, "cpu", {"target": "int4"}, "layers", place, calibrated=False, certify=False
+        ).memory
+
+    one, two = memory(1) - requirement.PROGRAM, memory(2) - requirement.PROGRAM
+    assert 1.2 * one < two <= 2 * one

@@ -26,7 +26,7 @@ import onnx_ir as ir
 from eagle_export.base.parted import PartedTensor
 
 LEAST = 1 << 24  # bytes of values that are computed for which a second process is started
-MOST = 1 << 24  # bytes of a layer's largest value: what larger ones are made of takes too much memory to be there twice
+MOST = 1 << 26  # bytes of a layer's largest value: what larger ones are made of takes too much memory to be there twice
 LAYER = re.compile(r"(.*\.layers\.\d+)\.")
 PAUSE = 0.01  # seconds between looks at a file that is not there yet
 
@@ -39,7 +39,12 @@ def worth_it(values: Sequence[ir.Value], cores: int) -> bool:
     computed = [each for each in tensors if isinstance(each, ir.LazyTensor) and not isinstance(each, PartedTensor)]
     total = sum(tensor.nbytes for tensor in computed)
     layers = [tensor.nbytes for tensor in computed if LAYER.match(str(tensor.name))]
-    return sys.platform == "linux" and cores > 1 and total >= LEAST and max(layers, default=MOST + 1) <= MOST
+    return total >= LEAST and fit_twice(max(layers, default=MOST + 1), cores)
+
+
+def fit_twice(largest: int, cores: int) -> bool:
+    """Whether two processes compute layers whose largest value has so many bytes."""
+    return sys.platform == "linux" and cores > 1 and largest <= MOST
 
 
 def groups(values: Sequence[ir.Value]) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from eagle_calib.folder import KEPT, work_folder
 from eagle_calib.replay import GOLDEN_TEXTS, GOLDEN_TOKENS
+from eagle_export.base.beside import fit_twice
 from eagle_export.base.destination import check_space, folder_bytes, free_space
 from eagle_export.base.errors import ExportError
 from eagle_export.base.memory import MEMORY_MARGIN
@@ -23,7 +24,7 @@ from eagle_export.recording.layered import layer_numbers
 from eagle_export.recording.recording import Way
 from eagle_export.recording.self_calibration import KEPT as ROWS
 from eagle_export.writing.pace import measure
-from eagle_runtime.machine.host import free_memory
+from eagle_runtime.machine.host import cores, free_memory, threads_allowed
 
 # Rough values that were set by hand, not fitted to measurements: memory is an estimate (docs/dev/large_models.md).
 PROGRAM = 800 * 10**6  # bytes of memory before any weight is read: libraries, and the traced graphs
@@ -90,13 +91,16 @@ def requirement_of(
     sizes = [layer.shape for each in shapes.values() for layer in each.layers] + [
         (h, v) for each in shapes.values() for v, h in [each.table[1]]
     ]
-    compensated = quantised and (way is not None or calibrated)
-    working = max(_working(k, n, traced, quantised, compensated) for k, n in sizes)
     layers = [(*each.shape, each.count) for each in shapes["target"].layers]
+    compensated = quantised and (way is not None or calibrated)
+    bits = 4 if "int4" in precisions["target"] else 8
+    largest = max(k * n for k, n, _ in layers) * bits // 8
+    processes = 2 if quantised and fit_twice(largest, threads_allowed() or cores()) else 1
+    working = sum(sorted(_working(k, n, traced, quantised, compensated) for k, n in sizes)[-processes:])
     flops = sum(2.0 * PASSES * k * min(k, FEW * ROWS) * n * count for k, n, count in layers)
     seconds = 0.0
     if numbers > SMALL:
-        pace = measure(place.parent, 4 if "int4" in precisions["target"] else 8)
+        pace = measure(place.parent, bits)
         seconds += (sources + 2 * stored) / pace.disk
         if quantised:
             seconds += flops / pace.flops + numbers * pace.compensating if compensated else numbers * pace.rounding
