@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import torch
 
 from conftest import GOLDEN, HEADS, load_trace
 from eagle_calib.calibrate import calibrate
@@ -246,6 +247,23 @@ def test_products_go_through_rows_where_these_are_few() -> None:
     x = np.random.default_rng(10).normal(size=(20, 100)).astype(np.float32)
     assert isinstance(products_of(x), FewRows)
     assert isinstance(products_of(x[:, :59]), Dense)
+
+
+@pytest.mark.parametrize("rows", [700, 150])
+def test_products_have_the_same_bits_on_any_number_of_threads(rows: int) -> None:
+    """Of two processes that write an export, one may have more threads: two exports of a model are the same files."""
+    x = np.random.default_rng(11).normal(size=(rows, 576)).astype(np.float32)
+    found, threads = [], torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found.append(products_of(x))
+    finally:
+        torch.set_num_threads(threads)
+    one, two = found
+    assert isinstance(one, Dense | FewRows) and type(one) is type(two)
+    for field in fields(one):
+        assert getattr(one, field.name).tobytes() == getattr(two, field.name).tobytes(), field.name
 
 
 def test_a_small_sample_raises_the_squares(correlated: Array) -> None:

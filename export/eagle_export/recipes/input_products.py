@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle_export.recipes.graph import Array
-from eagle_export.recipes.tiles import product
+from eagle_export.recipes.tiles import alone, product
 
 GROUP = 512  # channels whose slopes are computed at once: one product is faster than many small ones
 LEAST_DAMPING = 1e-4  # share of the channels' mean square that is added to each: a channel may always have been zero
@@ -68,9 +68,9 @@ class Spread(ABC):
 
 
 def products_of(inputs: Array) -> Products:
-    """inputs: [n, K]"""
+    """inputs: [n, K]. The same bits on any number of threads."""
     n, k = inputs.shape
-    return FewRows.of(inputs) if goes_through_rows(k, n) else Dense.of(inputs)
+    return alone((FewRows if goes_through_rows(k, n) else Dense).of, inputs)
 
 
 def goes_through_rows(k: int, n: int) -> bool:

@@ -2,8 +2,8 @@
 processor's cache, and several threads take tiles in turn.
 
 Results do not depend on the number of threads: tiles have the same columns for any number, and a product inside of one
-runs on one thread. That is also the fastest on a machine with other work, where threads wait for each other in every
-small product.
+runs on one thread, as does what all tiles share (`alone`). That is also the fastest on a machine with other work, where
+threads wait for each other in every small product.
 """
 
 from __future__ import annotations
@@ -48,8 +48,14 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> list[
         torch.set_num_threads(threads)
 
 
+def alone(work: Callable[[Item], Result], item: Item) -> Result:
+    """Returns what `work` makes of an item on one thread: torch's products and factors on two differ in their last
+    bits, and of two processes that share an export (base/beside.py) one may have more threads than the other."""
+    return side_by_side(work, [item])[0]
+
+
 def product(left: Array, right: Array) -> Array:
-    """Returns left [m, k] @ right [k, n], computed on the calling thread alone if it is one of `tiled`."""
+    """Returns left [m, k] @ right [k, n], computed on the calling thread alone inside of `side_by_side`."""
     import torch
 
     if not left.shape[1]:
