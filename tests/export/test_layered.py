@@ -18,6 +18,7 @@ from eagle_export.bundle import export
 from eagle_export.graphs.pair import open_pair
 from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_export.reading.families.source import load_source
+from eagle_export.recording.layered import batches
 from eagle_export.recording.layered_recording import observe_layers, texts_to_read
 from eagle_export.recording.self_calibration import observe_source
 from eagle_export.writing.settings import Settings
@@ -60,6 +61,25 @@ def test_recorded_inputs_are_those_of_the_whole_model(kind: str, data: Path, tmp
     assert not layered.importance, "no gradients without the whole model"
     q, k = (layered.inputs.names[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qk")
     assert q == k, "layers that read one tensor share a file"
+
+
+def test_texts_of_one_length_are_read_together(data: Path, tmp_path: Path) -> None:
+    """Their order is kept; products of more rows may differ in the last bits."""
+    assert batches([5, 5, 4, 400, 400, 400, 4]) == [range(2), range(2, 3), range(3, 5), range(5, 6), range(6, 7)]
+    pair = open_pair(GOLDEN / "target", GOLDEN / HEADS["eagle3"])
+    windows, steps = [TEXTS[0], TEXTS[2][:7], TEXTS[2][7:14], TEXTS[2][14:21]], list[str]()
+    data = tmp_path / "texts.jsonl"
+    data.write_text("".join(json.dumps({"ids": ids}) + "\n" for ids in windows))
+    text = Text(GOLDEN / "target")
+    whole = observe_source(pair.target, text, data, pair.head, model=load_source(pair.target)).inputs
+    layered = observe_layers(pair.target, windows, tmp_path / "inputs", pair.head, steps.append).inputs
+    assert set(layered) == set(whole)
+    for name in whole:
+        assert layered[name].rows == whole[name].rows
+        np.testing.assert_allclose(layered[name].sample, whole[name].sample, rtol=1e-2, atol=1e-3)
+    assert [step for step in steps if "layer 1 of" in step] == [
+        f"recording inputs (layer 1 of 8, text {text} of 4)" for text in (1, 2)
+    ]
 
 
 def test_a_stopped_recording_goes_on_after_its_last_layer(data: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class TokenRows(torch.nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens [...], all among the ids. Returns [..., H]."""
-        return self.rows[torch.searchsorted(self.ids, tokens)]
+        return self.rows[torch.searchsorted(self.ids, tokens.contiguous())]
 
 
 def eager_head(config: HeadConfig, weights: Mapping[str, Tensor], embedding: TokenRows | None = None) -> AnyHead:

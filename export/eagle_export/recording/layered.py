@@ -1,10 +1,11 @@
 """Runs a target that does not fit into the memory: transformers' own code, with the weights of one layer at a time.
 
-The model is built without weights. Its forward pass runs once per text with layers that only note what they are called
+The model is built without weights. Its forward pass runs once per batch with layers that only note what they are called
 with: masks, positions and rotations depend on no weight. Then each layer in turn gets its weights, reads all texts and
-loses them again.
+loses them again. Texts of one length that follow each other are a batch: each batch reads a layer's weights from the
+memory, which takes as long as the products of some hundred tokens.
 
-Shapes: T tokens of a text, H hidden, R rows of logits, V vocabulary.
+Shapes: B texts of T tokens, H hidden, R rows of logits, V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,6 +25,19 @@ from eagle_export.reading.families.registry import family_of, read_config
 from eagle_export.reading.families.source import attention_of
 
 LM_HEAD_ROWS = 1 << 13  # of the LM head that are read at a time
+TOGETHER = 1024  # tokens of a batch: more make no product faster
+
+
+def batches(lengths: Sequence[int]) -> list[range]:
+    """Returns the texts of each batch. lengths: tokens of each text."""
+    found: list[range] = []
+    for text, length in enumerate(lengths):
+        last = found[-1] if found else range(0)
+        if last and lengths[last[0]] == length and (len(last) + 1) * length <= TOGETHER:
+            found[-1] = range(last[0], text + 1)
+        else:
+            found.append(range(text, text + 1))
+    return found
 
 
 def layer_numbers(checkpoint: Checkpoint) -> int:
@@ -51,18 +65,20 @@ class LayeredModel:
         self._load(self._model.norm, "model.norm.")
         self.hidden: list[Tensor] = []
         self.next = 0
-        self._calls: list[list[tuple[Any, Any]]] = []  # of each text its layers' arguments but for the first
+        self._batches = batches([len(text) for text in texts])
+        self._calls: list[list[tuple[Any, Any]]] = []  # of each batch its layers' arguments but for the first
         self._note_calls(texts)
 
     @torch.inference_mode()
     def run_layer(self) -> Iterator[int]:
-        """Loads the next layer, reads every text and frees it. Yields the number of each text before it is read."""
+        """Loads the next layer, reads every text and frees it. Yields before each batch how many texts are read."""
         layer = self.layers[self.next]
         self._load(layer, f"model.layers.{self.next}.")
-        for text in range(len(self.hidden)):
-            yield text
-            arguments, named = self._calls[text][self.next]
-            self.hidden[text] = layer(self.hidden[text], *arguments, **named)
+        for texts, calls in zip(self._batches, self._calls, strict=True):
+            yield texts.start
+            arguments, named = calls[self.next]
+            hidden = layer(torch.cat(self.hidden[texts.start : texts.stop]), *arguments, **named)
+            self.hidden[texts.start : texts.stop] = hidden.split(1)
         layer.to("meta")
         self.next += 1
 
@@ -91,7 +107,7 @@ class LayeredModel:
 
     @torch.inference_mode()
     def _note_calls(self, texts: Sequence[Sequence[int]]) -> None:
-        """Reads each text with an embedding of its tokens alone, and with layers that only note their arguments."""
+        """Reads each batch with an embedding of its tokens alone, and with layers that only note their arguments."""
         ids = sorted({token for text in texts for token in text})
         place = {token: number for number, token in enumerate(ids)}
         embedding = self._model.embed_tokens
@@ -101,15 +117,16 @@ class LayeredModel:
 
         def note(hidden: Tensor, *arguments: Any, **named: Any) -> Tensor:
             if not calls:
-                self.hidden.append(hidden)
+                self.hidden.extend(hidden.split(1))
             calls.append((arguments, named))
             return hidden
 
         for layer in self.layers:
             layer.forward = note
-        for text in texts:
+        for batch in self._batches:
             calls = []
-            self._model(input_ids=torch.tensor([[place[token] for token in text]]), use_cache=False)
+            rows = [[place[token] for token in texts[text]] for text in batch]
+            self._model(input_ids=torch.tensor(rows), use_cache=False)
             self._calls.append(calls)
         for layer in self.layers:
             del layer.forward
