@@ -58,34 +58,46 @@ class _Tile:
         """GPTQ. With gram = L @ L.T, an error E [K, n] of the weight gives a squared output error of |E.T @ L|². Column
         k of E.T @ L is E[k] plus feedback from the channels after k. So from the last channel to the first, each takes
         the level nearest to its weight minus that feedback."""
-        fed = np.empty(self.weight.shape[1], np.float32)
-        for index, block in reversed(self.blocks):
-            aim = self.weight[block] - self.spread.feedback(block)
-            scale = best_scale(aim, self.products.squares[block], self.grid)
-            self.step[index], self.zero[index] = scale.step, scale.zero
-            # In units of the columns' steps. A row of `state` is what the row aims at, and then its error.
-            state, weight, lines = aim * scale.inverse, self.weight[block] * scale.inverse, self.lines[block]
-            within = np.ascontiguousarray(self.products.lower_of(block).T)
-            factors = _own_and_others(within)
-            for first in reversed(range(0, len(state), ROWS)):
-                last = min(first + ROWS, len(state))
-                state[first:last] -= product(within[first:last, last:], state[last:])
-                for row in reversed(range(first, last)):
-                    np.dot(factors[row, row:last], state[row:last], out=fed)
-                    scale.level_of(fed, lines[row])
-                    np.subtract(lines[row], weight[row], out=state[row])
-            np.multiply(state, scale.step, out=self.error[block])
-            self.spread.changed(block, self.error[block])
+        for group in reversed(self._groups()):
+            rows = _span(group)
+            feedback = self.spread.feedback(rows)
+            for index, block in reversed(group):
+                own = _within(block, rows)
+                self._round(index, block, self.weight[block] - feedback[own])
+                before = slice(rows.start, block.start)
+                feedback[: own.start] += product(self.products.lower_of(block, before).T, self.error[block])
+            self.spread.changed(rows, self.error[rows])
+
+    def _round(self, index: int, block: slice, aim: Array) -> None:
+        """Sets the scale of a block, and the levels that are nearest to what its rows aim at [k, n]."""
+        scale = best_scale(aim, self.products.squares[block], self.grid)
+        self.step[index], self.zero[index] = scale.step, scale.zero
+        # In units of the columns' steps. A row of `state` is what the row aims at, and then its error.
+        state, weight, lines = aim * scale.inverse, self.weight[block] * scale.inverse, self.lines[block]
+        within = np.ascontiguousarray(self.products.lower_of(block, block).T)
+        factors, fed = _own_and_others(within), np.empty_like(scale.step)
+        for first in reversed(range(0, len(state), ROWS)):
+            last = min(first + ROWS, len(state))
+            state[first:last] -= product(within[first:last, last:], state[last:])
+            for row in reversed(range(first, last)):
+                np.dot(factors[row, row:last], state[row:last], out=fed)
+                scale.level_of(fed, lines[row])
+                np.subtract(lines[row], weight[row], out=state[row])
+        np.multiply(state, scale.step, out=self.error[block])
 
     def descend(self) -> None:
         """Moves each level and step to its best value given all others, from the first block to the last and back.
         More ways change little."""
-        count = max(1, GROUP // self.grid.size)
-        groups = [self.blocks[first : first + count] for first in range(0, len(self.blocks), count)]
+        groups = self._groups()
         for group in groups:
             self._move_group(group)
         for group in reversed(groups):
             self._move_group(group[::-1])
+
+    def _groups(self) -> list[list[tuple[int, slice]]]:
+        """The blocks of each group of channels."""
+        count = max(1, GROUP // self.grid.size)
+        return [self.blocks[first : first + count] for first in range(0, len(self.blocks), count)]
 
     def _move_group(self, group: list[tuple[int, slice]]) -> None:
         """Moves the blocks of a group in turn."""

@@ -14,7 +14,7 @@ The second line is elimination with the Woodbury identity: let M = (I + sum of R
 channels j before k)^-1. Channel k then has the pivot p = damping[k] + R[:, k].T @ M @ R[:, k], and outer[k] is
 M @ R[:, k] / p. A group of channels is eliminated at once, with a Cholesky factor of its own.
 
-Shapes: n rows, K channels, N columns of a weight's tile; a block has k channels, a group g of at most GROUP.
+Shapes: n rows, K channels, N columns of a weight's tile; a group has g channels, at most GROUP.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Products(ABC):
         """Returns the part of `gram` for channels of one group."""
 
     @abstractmethod
-    def lower_of(self, block: slice) -> Array:
-        """Returns the part [k, k] of `lower` for the channels of a block."""
+    def lower_of(self, rows: slice, columns: slice) -> Array:
+        """As `within`, of `lower`."""
 
     @abstractmethod
     def on(self, error: Array) -> Spread:
@@ -54,8 +54,8 @@ class Spread(ABC):
     """What the errors of a tile's channels mean for others, while they change."""
 
     @abstractmethod
-    def feedback(self, block: slice) -> Array:
-        """Returns [k, N], what the errors of the channels after a block feed back to it. Those before it are zero."""
+    def feedback(self, rows: slice) -> Array:
+        """Returns [g, N], what the errors of the channels after a group feed back to it. All others are zero."""
 
     @abstractmethod
     def slope(self, rows: slice) -> Array:
@@ -98,8 +98,8 @@ class Dense(Products):
     def within(self, rows: slice, columns: slice) -> Array:
         return self.gram[rows, columns]
 
-    def lower_of(self, block: slice) -> Array:
-        return self.lower[block, block]
+    def lower_of(self, rows: slice, columns: slice) -> Array:
+        return self.lower[rows, columns]
 
     def on(self, error: Array) -> Spread:
         return _SpreadByProducts(self, error)
@@ -111,8 +111,8 @@ class _SpreadByProducts(Spread):
         # The share of the channels before a group in its slope is the same on the way back: they move after it.
         self._before: dict[int, Array] = {}
 
-    def feedback(self, block: slice) -> Array:
-        return product(self._products.lower[block.stop :, block].T, self._error[block.stop :])
+    def feedback(self, rows: slice) -> Array:
+        return product(self._products.lower[rows.stop :, rows].T, self._error[rows.stop :])
 
     def slope(self, rows: slice) -> Array:
         gram, first = self._products.gram, rows.start
@@ -163,8 +163,8 @@ class FewRows(Products):
     def within(self, rows: slice, columns: slice) -> Array:
         return self.gram[rows, _in_group(columns)]
 
-    def lower_of(self, block: slice) -> Array:
-        return self.lower[block, _in_group(block)]
+    def lower_of(self, rows: slice, columns: slice) -> Array:
+        return self.lower[rows, _in_group(columns)]
 
     def on(self, error: Array) -> Spread:
         return _SpreadByRows(self, error)
@@ -175,8 +175,8 @@ class _SpreadByRows(Spread):
         self._products, self._error = products, error
         self._outputs = np.zeros((len(products.rows), error.shape[1]), np.float32)  # R @ error
 
-    def feedback(self, block: slice) -> Array:
-        return product(self._products.outer[block], self._outputs)
+    def feedback(self, rows: slice) -> Array:
+        return product(self._products.outer[rows], self._outputs)
 
     def slope(self, rows: slice) -> Array:
         slope = product(self._products.rows[:, rows].T, self._outputs)

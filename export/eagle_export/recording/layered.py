@@ -117,7 +117,7 @@ class LayeredModel:
 
         def note(hidden: Tensor, *arguments: Any, **named: Any) -> Tensor:
             if not calls:
-                self.hidden.extend(hidden.split(1))
+                self.hidden.extend(torch.split(hidden, 1))
             calls.append((arguments, named))
             return hidden
 
