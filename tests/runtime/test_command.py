@@ -215,7 +215,7 @@ def start(folder: Path, work: str, clearing: str = "pass", prepare: str = "pass"
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=(lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) if os.name == "posix" else None,
     )
     deadline = time.monotonic() + PATIENCE_S
     while not (folder / "working").exists():
@@ -258,6 +258,15 @@ def endless_graph(path: Path) -> None:
         [helper.make_tensor_value_info("last", TensorProto.FLOAT, one)],
     )
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+
+
+def test_a_closed_terminal_unwinds_the_work(tmp_path: Path) -> None:
+    """Windows signals it as Ctrl-Break, from a thread of the process; a console, which may send it, is not needed."""
+    number: int = getattr(signal, "SIGBREAK", None) or signal.SIGHUP
+    work = f"import signal, threading; threading.Timer(0.5, signal.raise_signal, [{number}]).start()"
+    with start(tmp_path, f"{work}; [time.sleep(0.01) for _ in iter(int, 1)]") as process:
+        assert process.wait(PATIENCE_S) == 128 + number
+        assert process.communicate() == ("", "blocks: interrupted\n") and (tmp_path / "cleared").exists()
 
 
 @posix_only

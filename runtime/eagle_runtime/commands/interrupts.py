@@ -16,8 +16,8 @@ import time
 from collections.abc import Collection, Iterator
 from types import FrameType
 
-# Ctrl-C, kill, a closed terminal (which Windows does not signal).
-STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+# Ctrl-C, kill, a closed terminal; on Windows the last is SIGBREAK, as Ctrl-Break is.
+STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
 # Chosen, as what somebody at a terminal does not notice or waits for.
 SAME_S = 0.3  # seconds within which signals count as one: a terminal and a parent process may both send it
 AGAIN_S = 0.05  # seconds after which a signal that others handle is sent to the main thread once more
