@@ -64,7 +64,7 @@ def test_recorded_inputs_are_those_of_the_whole_model(kind: str, data: Path, tmp
 
 
 def test_texts_of_one_length_are_read_together(data: Path, tmp_path: Path) -> None:
-    """Their order is kept; products of more rows may differ in the last bits."""
+    """Products of more rows may differ in the last bits. A head reads them twice, which orders its rows otherwise."""
     assert batches([5, 5, 4, 400, 400, 400, 4]) == [range(2), range(2, 3), range(3, 5), range(5, 6), range(6, 7)]
     pair = open_pair(GOLDEN / "target", GOLDEN / HEADS["eagle3"])
     windows, steps = [TEXTS[0], TEXTS[2][:7], TEXTS[2][7:14], TEXTS[2][14:21]], list[str]()
@@ -76,7 +76,9 @@ def test_texts_of_one_length_are_read_together(data: Path, tmp_path: Path) -> No
     assert set(layered) == set(whole)
     for name in whole:
         assert layered[name].rows == whole[name].rows
-        np.testing.assert_allclose(layered[name].sample, whole[name].sample, rtol=1e-2, atol=1e-3)
+        samples = layered[name].sample, whole[name].sample
+        found, wanted = (np.sort(each, 0) if "head." in name else each for each in samples)
+        np.testing.assert_allclose(found, wanted, rtol=1e-2, atol=1e-3)
     assert [step for step in steps if "layer 1 of" in step] == [
         f"recording inputs (layer 1 of 8, text {text} of 4)" for text in (1, 2)
     ]

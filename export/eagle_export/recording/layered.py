@@ -28,12 +28,12 @@ LM_HEAD_ROWS = 1 << 13  # of the LM head that are read at a time
 TOGETHER = 1024  # tokens of a batch: more make no product faster
 
 
-def batches(lengths: Sequence[int]) -> list[range]:
-    """Returns the texts of each batch. lengths: tokens of each text."""
+def batches(lengths: Sequence[int], most: int = TOGETHER) -> list[range]:
+    """Returns the texts of each batch. lengths: tokens of each text. most: tokens of a batch of several texts."""
     found: list[range] = []
     for text, length in enumerate(lengths):
         last = found[-1] if found else range(0)
-        if last and lengths[last[0]] == length and (len(last) + 1) * length <= TOGETHER:
+        if last and lengths[last[0]] == length and (len(last) + 1) * length <= most:
             found[-1] = range(last[0], text + 1)
         else:
             found.append(range(text, text + 1))

@@ -26,7 +26,7 @@ from eagle_export.graphs.pair import HeadPart
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
 from eagle_export.recording.continuations import run_errors
-from eagle_export.recording.layered import LayeredModel
+from eagle_export.recording.layered import LayeredModel, batches
 from eagle_export.recording.self_calibration import (
     MAX_TOKENS,
     WINDOW,
@@ -40,6 +40,7 @@ from eagle_runtime.base.files import replacing
 from eagle_runtime.text.tokenizer import Text
 
 STATE, HIDDEN = "state.json", "hidden.npz"
+HEAD_TOKENS = 256  # that a head reads at once: more take memory for their logits
 TEXTS, LENGTH = 24, 96  # of the package's text, where the target does not write its own: windows, and tokens of each
 
 
@@ -132,9 +133,10 @@ def _head_inputs(
     if isinstance(head, Eagle1Head):
         head.lm_head.weight = torch.nn.Parameter(embedding.rows[:1], requires_grad=False)
     inputs = HeadInputs(part, head)
-    for text, window in enumerate(windows):
-        hidden = {tap: kept[text] for tap, kept in tapped.items()} | {-1: ends[text]}
-        inputs.read(torch.tensor(window)[None], hidden)
+    kept = {**tapped, -1: ends}
+    for texts in batches([len(window) for window in windows], HEAD_TOKENS):
+        hidden = {tap: torch.cat([states[text] for text in texts]) for tap, states in kept.items()}
+        inputs.read(torch.tensor([windows[text] for text in texts]), hidden)
     return inputs.observed()
 
 
