@@ -15,8 +15,8 @@ from eagle_calib.observe import SampleFile
 from eagle_export.checking.source_reading import reading_of_pair
 from eagle_export.graphs.pair import open_pair
 from eagle_export.recording import recording
-from eagle_export.recording.recording import FIRST, SECOND, other_half
-from eagle_export.recording.self_calibration import KEPT, observe_source
+from eagle_export.recording.recording import LARGE, other_half, shared_texts
+from eagle_export.recording.self_calibration import KEPT, SEQUENCES, observe_source
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no fork that this may use")
 
@@ -39,7 +39,7 @@ def test_two_processes_record_what_the_source_reads(
     assert reading is not None and apart is not None
     recordings = [
         observe_source(pair.target, pair.text, None, pair.head, share=share, weighed=0).inputs
-        for share in (FIRST, SECOND)
+        for share in shared_texts(pair.target.numbers)
     ]
 
     def leave(folder: Path) -> None:
@@ -69,6 +69,13 @@ def test_two_processes_record_what_the_source_reads(
     assert checked is not None and checked_again is not None and checked.best is not None
     assert (checked.rows, checked.share) == (checked_again.rows, checked_again.share)
     assert checked_again.best is not None and checked_again.best.words == checked.best.words
+
+
+def test_each_text_is_one_process_s() -> None:
+    """Of a large model, for which tracing takes a small part of the time, this process writes more."""
+    for numbers, own in ((LARGE - 1, 18), (LARGE, 25)):
+        first, second = shared_texts(numbers)
+        assert len(first) == own and sorted([*first, *second]) == list(range(SEQUENCES))
 
 
 def test_a_small_source_or_many_cores_take_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

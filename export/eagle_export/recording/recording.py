@@ -38,10 +38,16 @@ Way = Literal["whole", "layers"]
 UNRECORDED = "weights are rounded without recorded inputs, which costs agreement: "
 FEW = 3  # cores of a machine whose processes share a recording; more are used by the products of one
 LEAST = 10**7  # numbers of a source for which a copy of the process is made
-# Texts of this process and of its copy: this one also traces, the copy also writes what is asked.
-FIRST = [number for number in range(SEQUENCES) if number % 5 in (0, 3)]
-SECOND = [number for number in range(SEQUENCES) if number not in FIRST]
+LARGE = 5 * 10**8  # numbers of a source whose texts take much longer than tracing, which is 8 to 12 s at any size
 FOLDER = "inputs"  # for recorded inputs, in the folder of finished work
+
+
+def shared_texts(numbers: int) -> tuple[list[int], list[int]]:
+    """Returns the texts of this process, which also traces and measures the importance of columns, and of its copy,
+    which also writes what is asked: so many that both end together, as measured with 135 M and 1.2 B numbers."""
+    own, of = ((0, 2, 4, 6), 7) if numbers >= LARGE else ((0, 3), 5)
+    first = [number for number in range(SEQUENCES) if number % of in own]
+    return first, [number for number in range(SEQUENCES) if number not in first]
 
 
 def how_to_record(pair: Pair, data: Path | None) -> tuple[Way, list[str]]:
@@ -111,14 +117,14 @@ class OtherHalf:
     def completed(self, finished: Path, file: SampleFile, report: Callable[[str], None], *, weighed: int) -> Recorded:
         """Records this half on one thread, and joins both. finished: for the other half's inputs; file: for this one's.
         Raises what observe_source does."""
-        threads = torch.get_num_threads()
+        threads, (own, others) = torch.get_num_threads(), shared_texts(self.pair.target.numbers)
         torch.set_num_threads(1)
         try:
-            first = _half(self.pair, self.source[0], FIRST, file, report, weighed=weighed)
+            first = _half(self.pair, self.source[0], own, file, report, weighed=weighed)
             report("waiting for the other half of the recording")
             folder = self.copy.result()
             if folder is None:  # it met an error, which this process meets again
-                second = _half(self.pair, self.source[0], SECOND, file, report, weighed=0).inputs
+                second = _half(self.pair, self.source[0], others, file, report, weighed=0).inputs
             else:
                 shutil.rmtree(finished / INPUTS, ignore_errors=True)  # of an export that was stopped
                 (folder / INPUTS).rename(finished / INPUTS)
@@ -155,7 +161,7 @@ def other_half(
 
     def work(folder: Path) -> None:
         file = SampleFile(folder)  # until the copy ends
-        inputs = _half(pair, source[0], SECOND, file, lambda step: None, asked, weighed=0).inputs
+        inputs = _half(pair, source[0], shared_texts(numbers)[1], file, lambda step: None, asked, weighed=0).inputs
         spilled, files = Spilled(folder / INPUTS), dict[Any, str]()
         spilled.folder.mkdir()
         for name, origin in inputs.names.items():
