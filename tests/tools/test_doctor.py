@@ -166,8 +166,8 @@ def test_a_certificate_that_claims_more(bundle: Path, capsys: pytest.CaptureFixt
 def test_a_quantised_bundle_may_lose_what_other_kernels_round_away(
     certified: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The source is made to have said something else at each end of the continuations. Of 128 tokens it may lose two
-    standard errors of the share, or 3 %."""
+    """The source is made to have said something else at each end of the continuations. Of 115 tokens (one text ends
+    early) it may lose two standard errors of the share, or 3 %."""
     bundle = Path(shutil.copytree(certified("int4"), tmp_path / "bundle"))
     data = json.loads((bundle / MANIFEST_NAME).read_text(encoding="utf-8"))["certificate"]
     for golden in data["prompts"]:
@@ -180,7 +180,7 @@ def test_a_quantised_bundle_may_lose_what_other_kernels_round_away(
         assert (status, lines["agreement"][0]) == (word == "differs", word)
     certified_now = read_manifest(bundle).certificate
     assert certified_now is not None
-    for share, least in ((0.9, 0.846), (0.5, 0.411), (0.995, 0.965)):
+    for share, least in ((0.9, 0.844), (0.5, 0.407), (0.995, 0.965)):
         lost = _agreement_lost(dataclasses.replace(certified_now, agreement=share))
         assert share - lost == pytest.approx(least, abs=1e-3)
 
