@@ -206,6 +206,12 @@ def test_a_user_without_a_home(text_bundle: Path, monkeypatch: pytest.MonkeyPatc
     assert cli.main(argv) == 0
 
 
+def unignored() -> None:
+    """Signals that whoever runs the tests may ignore: a shell's background jobs SIGINT, nohup SIGHUP."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def start(folder: Path, work: str, clearing: str = "pass", prepare: str = "pass") -> Iterator[subprocess.Popen[str]]:
     """A command that has begun its work; gone when the block ends."""
@@ -215,7 +221,7 @@ def start(folder: Path, work: str, clearing: str = "pass", prepare: str = "pass"
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=(lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) if os.name == "posix" else None,
+        preexec_fn=unignored if os.name == "posix" else None,
     )
     deadline = time.monotonic() + PATIENCE_S
     while not (folder / "working").exists():
