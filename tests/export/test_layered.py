@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +30,11 @@ TEXTS = [[5, 6, 7, 8, 9], [200, 3, 3, 17], list(range(40, 90))]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
-    path.write_text("".join(json.dumps({"ids": ids}) + "\n" for ids in TEXTS))
+    return written(tmp_path_factory.mktemp("texts") / "texts.jsonl", TEXTS)
+
+
+def written(path: Path, texts: Sequence[Sequence[int]]) -> Path:
+    path.write_text("".join(json.dumps({"ids": ids}) + "\n" for ids in texts))
     return path
 
 
@@ -63,14 +66,12 @@ def test_recorded_inputs_are_those_of_the_whole_model(kind: str, data: Path, tmp
     assert q == k, "layers that read one tensor share a file"
 
 
-def test_texts_of_one_length_are_read_together(data: Path, tmp_path: Path) -> None:
+def test_texts_of_one_length_are_read_together(tmp_path: Path) -> None:
     """Products of more rows may differ in the last bits. A head reads them twice, which orders its rows otherwise."""
     assert batches([5, 5, 4, 400, 400, 400, 4]) == [range(2), range(2, 3), range(3, 5), range(5, 6), range(6, 7)]
     pair = open_pair(GOLDEN / "target", GOLDEN / HEADS["eagle3"])
     windows, steps = [TEXTS[0], TEXTS[2][:7], TEXTS[2][7:14], TEXTS[2][14:21]], list[str]()
-    data = tmp_path / "texts.jsonl"
-    data.write_text("".join(json.dumps({"ids": ids}) + "\n" for ids in windows))
-    text = Text(GOLDEN / "target")
+    text, data = Text(GOLDEN / "target"), written(tmp_path / "texts.jsonl", windows)
     whole = observe_source(pair.target, text, data, pair.head, model=load_source(pair.target)).inputs
     layered = observe_layers(pair.target, windows, tmp_path / "inputs", pair.head, steps.append).inputs
     assert set(layered) == set(whole)

@@ -71,7 +71,7 @@ def test_two_processes_record_what_the_source_reads(
     assert checked_again.best is not None and checked_again.best.words == checked.best.words
 
 
-def test_each_text_is_one_process_s() -> None:
+def test_each_text_is_written_by_one_process() -> None:
     """Of a large model, for which tracing takes a small part of the time, this process writes more."""
     for numbers, own in ((LARGE - 1, 18), (LARGE, 25)):
         first, second = shared_texts(numbers)

@@ -166,7 +166,7 @@ def test_a_certificate_that_claims_more(bundle: Path, capsys: pytest.CaptureFixt
 def test_a_quantised_bundle_may_lose_what_other_kernels_round_away(
     certified: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The source is made to have said something else at each end of the continuations. Of 115 tokens (one text ends
+    """The source is made to have said something else at each end of the continuations. Of 115 tokens (two texts end
     early) it may lose two standard errors of the share, or 3 %."""
     bundle = Path(shutil.copytree(certified("int4"), tmp_path / "bundle"))
     data = json.loads((bundle / MANIFEST_NAME).read_text(encoding="utf-8"))["certificate"]
