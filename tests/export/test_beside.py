@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -12,7 +14,7 @@ import onnx_ir as ir
 import pytest
 
 from eagle_export.base import beside
-from eagle_export.base.beside import MOST, Claims, fit_twice, groups, in_two, worth_it
+from eagle_export.base.beside import MOST, Claims, fit_twice, groups, in_two, meanwhile, worth_it
 from eagle_export.base.data_file import write
 from eagle_export.base.parted import Array
 
@@ -89,3 +91,23 @@ def test_large_layers_have_one_process() -> None:
     """down_proj in int8: what it is made of is there twice for Llama-3.1-8B, not for a model of 70 B parameters."""
     assert fit_twice(14336 * 4096, 2) == (sys.platform == "linux")
     assert not fit_twice(28672 * 8192, 2) and not fit_twice(MOST, 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no copy")
+def test_a_copy_has_its_objects_in_common_with_the_process() -> None:
+    objects = [[number] for number in range(400_000)]  # some 40 MB
+
+    def own_memory() -> int:
+        found = re.search(r"Private_Dirty: *(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
+        return int(found[1]) * 1024 if found else 0
+
+    def look(folder: Path) -> None:
+        before = own_memory()
+        gc.collect()
+        (folder / "more").write_text(str(own_memory() - before))
+
+    with meanwhile(look) as copy:
+        folder = copy.result()
+        assert folder is not None
+        assert int((folder / "more").read_text()) < len(objects) * sys.getsizeof([0]) // 4
+    assert gc.get_freeze_count() == 0

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from eagle_export.base.memory import pages_in_common
 from eagle_export.base.parted import PartedTensor
 
 LEAST = 1 << 24  # bytes of values that are computed for which a second process is started
@@ -134,16 +135,17 @@ def meanwhile(work: Callable[[Path], None], folder: Path | None = None, *, halve
 @contextmanager
 def _copied(work: Callable[[], None], made: Path) -> Iterator[Copy]:
     """Yields a copy of the process that does some work; it ends with the context."""
-    with warnings.catch_warnings():  # Python warns of forks of processes with threads: the copy uses none of them
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process = os.fork()
-    if process == 0:
-        _end_after(work)
-    copy = Copy(process, made)
-    try:
-        yield copy
-    finally:
-        copy.end()
+    with pages_in_common():
+        with warnings.catch_warnings():  # Python warns of forks of processes with threads: the copy uses none of them
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process = os.fork()
+        if process == 0:
+            _end_after(work)
+        copy = Copy(process, made)
+        try:
+            yield copy
+        finally:
+            copy.end()
 
 
 @contextmanager
