@@ -42,7 +42,7 @@ class Together:
     def usage(self) -> dict[str, Any]:
         """The counts of those that have ended; a prompt counts with its first answer alone."""
         prompts = [result.usage for prepared, result in self.ended if prepared.first]
-        usages = [result.usage for _, result in self.ended]
+        usages = [result.usage for prepared, result in self.ended if not prepared.request.echoes_alone]
         read, written = sum(one.prompt_tokens for one in prompts), sum(one.new_tokens for one in usages)
         counts: dict[str, Any] = {
             "prompt_tokens": read,
@@ -77,15 +77,14 @@ class Answer:
         """The answer in one object."""
         result = pieces[-1].result
         assert result is not None
-        tokens = [token for piece in pieces for token in shown(piece)]
+        tokens = [token for piece in pieces for token in self._shown(piece)]
         self._together.end(self._job.prepared, result)
-        choice: dict[str, Any] = {"index": self._job.prepared.index, "finish_reason": result.finish_reason}
+        choice: dict[str, Any] = {"index": self._job.prepared.index, "finish_reason": self._reason(result)}
         if self._chat:
             choice["message"] = {**self._message(message_of(pieces)), "refusal": None}
-            choice["finish_reason"] = self._reason(result)
         else:
-            choice["text"] = _text(pieces)
-        choice["logprobs"] = self._logprobs(tokens)
+            choice["text"] = self._job.prepared.echo + ("" if self._request.echoes_alone else _text(pieces))
+        choice["logprobs"] = self._logprobs([*result.prompt, *tokens])
         return {
             **self._together.head,
             "choices": [choice],
@@ -94,8 +93,10 @@ class Answer:
         }
 
     def begin(self) -> bytes:
-        """The chunk before the first piece: a chat's has the role."""
-        return event(self._chunk({"delta": {"role": "assistant", "content": ""}}, None)) if self._chat else b""
+        """The chunk before the first piece: a chat's has the role, another may have the prompt."""
+        if self._chat:
+            return event(self._chunk({"delta": {"role": "assistant", "content": ""}}, None))
+        return event(self._chunk({"text": echo}, None)) if (echo := self._job.prepared.echo) else b""
 
     def add(self, piece: Piece) -> bytes:
         """The chunks of a piece."""
@@ -120,8 +121,8 @@ class Answer:
 
     def _chunks(self, piece: Piece) -> list[dict[str, Any]]:
         """The chunks of a piece: one, or one for each of its parts; none for a piece without text."""
-        tokens = shown(piece)
-        if not tokens and not piece.text:
+        tokens = self._shown(piece)
+        if self._request.echoes_alone or (not tokens and not piece.text):
             return []
         choices: list[dict[str, Any]] = [{"delta": {"content": piece.text}} if self._chat else {"text": piece.text}]
         if self._taken_apart:
@@ -153,6 +154,8 @@ class Answer:
         return result
 
     def _reason(self, result: Result) -> str:
+        if self._request.echoes_alone:
+            return "length"
         called = self._request.old_calls and result.finish_reason == "tool_calls"
         return "function_call" if called else result.finish_reason
 
@@ -180,12 +183,19 @@ class Answer:
             self._length += len(token.text)
         return {
             "tokens": [token.text for token in tokens],
-            "token_logprobs": [finite(token.logprob) for token in tokens],
-            "top_logprobs": [
-                {self._engine.token_text(other): finite(value) for other, value in token.top} for token in tokens
-            ],
+            "token_logprobs": [None if token.logprob is None else finite(token.logprob) for token in tokens],
+            "top_logprobs": [None if token.logprob is None else self._top(token) for token in tokens],
             "text_offset": offsets,
         }
+
+    def _top(self, token: Token) -> dict[str, float]:
+        return {self._engine.token_text(other): finite(value) for other, value in token.top}
+
+    def _shown(self, piece: Piece) -> list[Token]:
+        """The tokens of a piece that the answer has. Evaluations count on one after the prompt, be it the last."""
+        if self._request.echoes_alone:
+            return []
+        return list(piece.tokens) if self._request.echo else shown(piece)
 
     def _traced(self, tokens: Sequence[Token]) -> dict[str, Any]:
         if not self._request.trace:

@@ -92,20 +92,24 @@ class Engine:
         """Returns what answers a request, ready to decode: for each prompt its choices. Each choice has the seed after
         that of the one before, as in vLLM. Takes up to seconds. Raises ApiError, MemoryLimitError."""
         result: list[Prepared] = []
-        for ids, form in self._prompts(request):
+        for number, (ids, form) in enumerate(self._prompts(request)):
             settings = self._settings(request, ids, form)
+            echo = self._echo(request.prompts[number]) if request.echo else ""
             for choice in range(request.choices):
                 seed = {"seed": (settings["seed"] + choice) % 2**64} if "seed" in settings else {}
-                result.append(Prepared(request, tuple(ids), {**settings, **seed}, len(result), first=not choice))
+                result.append(Prepared(request, tuple(ids), {**settings, **seed}, len(result), not choice, echo))
         return result
 
     def _settings(self, request: Request, ids: list[int], form: AnswerForm | None) -> dict[str, Any]:
         """The runtime's settings for an answer to a prompt. Raises ApiError, MemoryLimitError."""
         room = self.model.context - len(ids)
-        limits = (room, self._options.max_tokens, request.max_tokens)
+        wanted = 1 if request.echoes_alone else request.max_tokens  # that one is not shown
+        limits = (room, self._options.max_tokens, wanted)
         settings: dict[str, Any] = {**request.settings, "max_new_tokens": min(limit for limit in limits if limit)}
         if request.logprobs is not None:
             settings["logprobs"] = request.logprobs
+            if request.echo:
+                settings["prompt_logprobs"] = request.logprobs
         if form is not None and (form.thinks or form.use is not None):
             settings["form"] = form
         self.model.slots.check(len(ids), self.model.context)
@@ -189,6 +193,13 @@ class Engine:
         metrics.add("accepted_drafts", job.accepted)
         if job.first is not None and usage.new_tokens:
             metrics.first_token(job.first)
+
+    def _echo(self, prompt: str | Sequence[int]) -> str:
+        """The text of a prompt, which an answer begins with."""
+        if isinstance(prompt, str):
+            return prompt
+        stream = self.model.text.stream([])
+        return "" if stream is None else stream.feed(prompt) + stream.finish()
 
     def _token_text(self, token: int) -> str:
         """The text of one token alone, for the runners-up of a position."""

@@ -23,7 +23,6 @@ OF_PENALTIES: dict[str, tuple[object, ...]] = {
 # Field -> the values that ask for nothing. Of OpenAI's API, and of the servers and front ends that are named.
 NEUTRAL: dict[str, tuple[object, ...]] = {
     # OpenAI and Azure
-    "echo": OFF,
     "suffix": ("",),
     "audio": (),
     "web_search_options": (),
@@ -146,7 +145,7 @@ def neutral(endpoint: Endpoint) -> dict[str, tuple[object, ...]]:
     """Returns NEUTRAL with the fields whose neutral value depends on the endpoint: prompts of a chat have the special
     tokens that the template writes, others those that the tokenizer adds."""
     if endpoint == "chat":
-        return {**NEUTRAL, **OF_PENALTIES, "add_special_tokens": OFF, "prompt": ()}
+        return {**NEUTRAL, **OF_PENALTIES, "add_special_tokens": OFF, "prompt": (), "echo": OFF}
     return {**NEUTRAL, **OF_PENALTIES, "add_special_tokens": (True,), "messages": ()}
 
 

@@ -44,13 +44,14 @@ OF_CHAT = {
     "messages", "top_logprobs", "chat_template_kwargs", "reasoning_effort", "enable_thinking", "prediction",
     "tools", "tool_choice", "parallel_tool_calls", *OLD,
 }  # fmt: skip
-OF_COMPLETIONS = {"prompt"}
+OF_COMPLETIONS = {"prompt", "echo"}
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """prompts: text or ids of completions; messages: of a chat. choices: answers to each prompt. settings: of the
-    runtime's `stream`, those that were given. max_tokens: None takes what is left. logprobs: None, or how many
+    runtime's `stream`, those that were given. max_tokens: None takes what is left. echo: the answer begins with the
+    prompt, and may end there (max_tokens 0). logprobs: None, or how many
     runners-up are wanted with each token. prediction: text that the answer may repeat. tools: that the answer may call;
     old_calls: tell of a call as the older API does. trace: tell which tokens were drafted. ignored: fields without
     effect."""
@@ -63,6 +64,7 @@ class Request:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
+    echo: bool = False
     stream: bool = False
     include_usage: bool = False
     logprobs: int | None = None
@@ -72,6 +74,11 @@ class Request:
     old_calls: bool = False
     trace: bool = False
     ignored: tuple[str, ...] = ()
+
+    @property
+    def echoes_alone(self) -> bool:
+        """Whether the answer is the prompt: an evaluation asks for the log-probabilities of a text of its own."""
+        return self.max_tokens == 0
 
 
 def parse_request(body: Mapping[str, Any], endpoint: Endpoint, options: Options, names: Sequence[str]) -> Request:
@@ -100,6 +107,7 @@ def parse_request(body: Mapping[str, Any], endpoint: Endpoint, options: Options,
         template_kwargs=template_kwargs,
         settings={**_sampling(given), **drafting},
         max_tokens=_max_tokens(given, endpoint),
+        echo=_echo(given, endpoint),
         stream=boolean(given.get("stream", False), "stream"),
         include_usage=boolean(stream_options.get("include_usage") or False, "stream_options.include_usage"),
         logprobs=_logprobs(given, endpoint),
@@ -209,10 +217,17 @@ def _max_tokens(given: Mapping[str, Any], endpoint: Endpoint) -> int | None:
     for name in LIMITS:
         if name in given:
             most: int = integer(-1, MOST_TOKENS)(given[name], name)
-            if most == 0:
+            if most == 0 and not _echo(given, endpoint):
                 raise wrong_value(name, "is 0, but must be 1 or more, or -1 for what is left of the context")
             result = None if most == -1 else most
     return result
+
+
+def _echo(given: Mapping[str, Any], endpoint: Endpoint) -> bool:
+    echo: bool = endpoint == "completions" and boolean(given.get("echo", False), "echo")
+    if echo and given.get("stream") and _logprobs(given, endpoint) is not None:
+        raise unsupported("echo", "with logprobs is not streamed; leave out stream")
+    return echo
 
 
 def _logprobs(given: Mapping[str, Any], endpoint: Endpoint) -> int | None:

@@ -163,6 +163,17 @@ def test_scores_equal_those_of_the_host(
     np.testing.assert_allclose(ours, theirs, atol=2e-4)
 
 
+def test_log_probabilities_of_a_prompt_equal_those_of_the_host(
+    on_device: Callable[[str, str], EagleModel], model_of: Callable[..., EagleModel]
+) -> None:
+    tokens = np.random.default_rng(4).integers(0, 256, 150).tolist()
+    ours, theirs = (
+        [token.logprob or 0.0 for token in model.generate(tokens, prompt_logprobs=0, max_new_tokens=1).prompt[1:]]
+        for model in (on_device("eagle1", "fp32"), model_of("eagle1"))
+    )
+    np.testing.assert_allclose(ours, theirs, atol=2e-4)
+
+
 def test_passes_of_several_rows_have_a_multiple_of_four_keys(
     on_device: Callable[[str, str], EagleModel], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

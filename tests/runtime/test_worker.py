@@ -132,7 +132,7 @@ def test_an_answer_comes_in_pieces(worker: Worker, worker_bundle: Path) -> None:
     settings: dict[str, Any] = {"max_new_tokens": 40, "temperature": 0.8, "seed": 3, "ignore_eos": True}
     with EagleModel.load(worker_bundle, threads=1) as model:
         wanted = model.generate("ab\n" * 180, **settings)
-    worker.send(id="a", op="generate", prompt="ab\n" * 180, logprobs=2, **settings)
+    worker.send(id="a", op="generate", prompt="ab\n" * 180, logprobs=2, prompt_logprobs=0, **settings)
     events = worker.until_end_of("a")
     assert [event["event"] for event in events[:2]] == ["accepted", "prefill"]
     assert events[1]["done"] < events[1]["total"] == 540
@@ -141,7 +141,7 @@ def test_an_answer_comes_in_pieces(worker: Worker, worker_bundle: Path) -> None:
     ids = [token for piece in pieces for token in piece["tokens"]]
     assert ids == done["result"]["token_ids"] == list(wanted.token_ids)
     assert all(len(piece["logprobs"]) == len(piece["tokens"]) == len(piece["drafted"]) for piece in pieces)
-    assert len(pieces[0]["logprobs"][0]["top"]) == 2
+    assert len(pieces[0]["logprobs"][0]["top"]) == 2 and len(done["result"]["prompt"]) == 540
     assert done["result"]["finish_reason"] == "length" and done["result"]["seed"] == 3
     assert worker.rest() == []
 

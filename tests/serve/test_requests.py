@@ -196,7 +196,7 @@ def test_tools_that_are_not_called_are_ignored() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"best_of": 2}, {"echo": True}, {"suffix": "x"}, {"audio": {"voice": "x"}},
+        {"best_of": 2}, {"suffix": "x"}, {"audio": {"voice": "x"}},
         {"modalities": ["text", "audio"]}, {"web_search_options": {}},
         {"moderation": True}, {"mirostat": 2}, {"mirostat_mode": 1}, {"typical_p": 0.9}, {"tfs_z": 0.9},
         {"xtc_probability": 0.5}, {"dry_multiplier": 0.8}, {"dynatemp_range": 0.5}, {"use_beam_search": True},

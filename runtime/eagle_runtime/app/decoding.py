@@ -91,7 +91,8 @@ def _result(
         usage = replace(usage, prediction_accepted=predicted.accepted, prediction_rejected=predicted.rejected)
     text = output.text if request.has_text else None
     message = None if request.reader is None else output.message
-    return Result(text, tuple(output.token_ids), output.finish_reason, output.stop, usage, message)
+    scored = () if request.scores is None else request.scores.tokens
+    return Result(text, tuple(output.token_ids), output.finish_reason, output.stop, usage, message, scored)
 
 
 def _add(cycle: Cycle, request: Request, output: Output) -> None:

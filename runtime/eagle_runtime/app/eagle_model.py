@@ -192,6 +192,7 @@ class EagleModel:
           or stop token is drawn, and no stop string counts, before so many. stop: a string or up to 16, before which
           the text ends. stop_token_ids: end the output, as do the model's end-of-sequence ids unless ignore_eos.
         - logprobs: record the log-probability of each token, and of so many of the likeliest (0 to 20).
+        - prompt_logprobs: the same for the prompt's tokens (Result.prompt), which are all read for it.
         - constraint: a Constraint that the text follows; it ends where nothing may come after it. Drafts keep to it,
           but for those of a drafter of your own. form: of the answer to a chat (`chat_prompt`), with its tools.
         - prediction: text, or ids, that the output may repeat; n-gram matches are looked for there first.
@@ -395,7 +396,10 @@ class EagleModel:
 
     def _asking(self, state: DecodingState, request: Request) -> Work:
         rounds = self._engines.rounds
-        return asking(state, request.drafter, request.sampler, request.prompt, others=lambda: rounds.others)
+        on_rows = None if request.scores is None else request.scores.add
+        return asking(
+            state, request.drafter, request.sampler, request.prompt, others=lambda: rounds.others, on_rows=on_rows
+        )
 
     def _new_state(self) -> tuple[DecodingState, Scheduler]:
         return self.bundle.with_new_caches().state(), Scheduler(self._engines)

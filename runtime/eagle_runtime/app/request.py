@@ -7,9 +7,10 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from eagle_runtime.app.output import End, end_of
+from eagle_runtime.app.prompt_scores import PromptScores
 from eagle_runtime.app.settings import Settings
 from eagle_runtime.base.arguments import checked_ids, checked_int, short_repr
 from eagle_runtime.base.errors import RequestError
@@ -42,7 +43,8 @@ class Request:
     """One answer. method: the drafter's name in the figures; has_text: whether there is a tokenizer; on_cycle: called
     after each verification; on_prefill: called with the tokens of the prompt that are read, and all of them; lookahead:
     the drafter's view of a constraint; predicted: a text that is expected in it; reader: takes it apart;
-    draft_accepted: counts, for each of several draft models, accepted tokens that it drafted (specinfer.py)."""
+    draft_accepted: counts, for each of several draft models, accepted tokens that it drafted (specinfer.py); scores: of
+    the prompt's tokens."""
 
     prompt: list[int]
     sampler: Sampler
@@ -56,6 +58,7 @@ class Request:
     predicted: PredictedText | None = None
     reader: AnswerReader | None = None
     draft_accepted: Sequence[int] = ()
+    scores: PromptScores | None = None
 
 
 def request_of(
@@ -66,8 +69,7 @@ def request_of(
     params = _sampling_params(settings, bundle.manifest.sampling)
     vocab = bundle.manifest.target.vocab_size
     end = end_of(settings, context - len(prompt), bundle.manifest.target.eos_token_ids, bundle.text)
-    if (log_probs := settings.get("logprobs")) is not None:
-        log_probs = checked_int("logprobs", log_probs, 0, MOST_LOG_PROBS)
+    log_probs, of_prompt = (_most_log_probs(settings, name) for name in ("logprobs", "prompt_logprobs"))
     matcher, reader = _followed(bundle, end, settings)
     late = end.eos | end.stop_ids
     sampler = Sampler(params, prompt, vocab, late=late, least=end.least, log_probs=log_probs, matcher=matcher)
@@ -88,7 +90,14 @@ def request_of(
         predicted=predicted,
         reader=reader,
         draft_accepted=chosen.draft_accepted,
+        scores=None if of_prompt is None else PromptScores(prompt, of_prompt, bundle.text.stream([])),
     )
+
+
+def _most_log_probs(settings: Settings, name: Literal["logprobs", "prompt_logprobs"]) -> int | None:
+    """How many likeliest tokens a setting asks for. Raises RequestError."""
+    value = settings.get(name)
+    return None if value is None else checked_int(name, value, 0, MOST_LOG_PROBS)
 
 
 class _Chosen(NamedTuple):

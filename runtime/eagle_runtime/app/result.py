@@ -95,7 +95,8 @@ class Result:
     finish_reason: "stop" at an end-of-sequence or stop token, a stop string or the end of a constraint, "length" at
     max_new_tokens or a full context, "tool_calls" where it would be "stop" and tools are called, "cancelled" after
     `Turn.cancel`. message: of an answer to a chat, with "content", "reasoning_content" and "tool_calls" as OpenAI's API
-    has them; None for other texts."""
+    has them; None for other texts. prompt: its tokens with their log-probabilities, where prompt_logprobs was set; the
+    first one has none."""
 
     text: str | None
     token_ids: tuple[int, ...]
@@ -103,6 +104,7 @@ class Result:
     stop: Stop
     usage: Usage
     message: Mapping[str, Any] | None = None
+    prompt: tuple[Token, ...] = ()
 
     @property
     def seed(self) -> int:

@@ -23,6 +23,7 @@ class Settings(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     logprobs: int | None
+    prompt_logprobs: int | None
     constraint: Constraint | None
     form: AnswerForm | None
     prediction: str | Sequence[int] | None

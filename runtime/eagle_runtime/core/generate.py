@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_runtime.base.tree import Tree, root_only
+from eagle_runtime.base.tree import Float, Tree, root_only
 from eagle_runtime.core.accept import Step, accept
 from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import HeadPass, run_head_passes
-from eagle_runtime.core.target import Verification
+from eagle_runtime.core.target import SHORT_CHUNK, Verification
 from eagle_runtime.sampling.sampler import Sampler
 
 
@@ -44,6 +44,7 @@ def asking(
     prompt: Sequence[int],
     clock: Callable[[], float] = time.perf_counter,
     others: Callable[[], int] = lambda: 0,
+    on_rows: Callable[[Float], None] | None = None,
 ) -> Iterator[Reading | Cycle | HeadPass | Verification]:
     """Decode without end: yields one Cycle after another until the cache is full. The first one is the prompt's: its
     tree is the prompt's last token alone, and it emits the first token. Before it comes one Reading for every chunk of
@@ -51,12 +52,21 @@ def asking(
     that its tree may need, which the caller runs before it goes on. The caller decides when to stop.
 
     state: of the prompt's beginning, whatever else; after each Cycle it holds the text up to there. clock: returns
-    seconds. others: returns how many other texts wait for this one's next event (DecodingState.read)."""
+    seconds. others: returns how many other texts wait for this one's next event (DecodingState.read).
+    on_rows: called with the logits [R, V] after the prompt's first R tokens, the next R, and so on; the whole prompt is
+    read then, also what the state knows of it."""
     target, tokens = state.target, state.tokens
     seconds = 0.0
     started = clock()
-    for chunk in state.read(prompt, drafter.prompt_rows, others):
-        drafter.learn_prompt(tokens, chunk.logits)
+    learned = 1 if target.keeps_logits else drafter.prompt_rows
+    rows = learned
+    if on_rows is not None:
+        state.forget()
+        rows, others = SHORT_CHUNK, lambda: 1  # short parts: of each, all logits are in the memory
+    for chunk in state.read(prompt, rows, others):
+        if on_rows is not None:
+            on_rows(chunk.logits)
+        drafter.learn_prompt(tokens, chunk.logits[-learned:])
         read = clock()
         seconds += read - started
         if chunk.count < len(prompt):

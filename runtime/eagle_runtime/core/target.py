@@ -70,12 +70,16 @@ class Target:
             features.append(read)
         return logits[-1], self.joined(features)
 
+    @property
+    def keeps_logits(self) -> bool:
+        """Whether logits stay on a GPU unless they are asked for."""
+        return "watched_ids" in self._session.inputs
+
     def read(self, tokens: Sequence[int], last: int = 1) -> tuple[Float, Features]:
         """Read the next tokens of a text, at most `chunk`, and commit their rows; returns the logits [R, V] of the
-        `last` rows, or of fewer, and all features [len, Hd]. Of engines that keep logits on a GPU, it is one row."""
+        `last` rows, or of fewer if there are no more, and all features [len, Hd]."""
         count = len(tokens)
-        last = 1 if "watched_ids" in self._session.inputs else min(last, count)
-        rows = np.arange(count - last, count, dtype=np.int64)
+        rows = np.arange(max(0, count - last), count, dtype=np.int64)
         positions = self.cache.length + row_numbers(count)
         out = self._run(np.array(tokens, np.int64), positions, causal(count), rows)
         self.cache.advance(count)
@@ -106,7 +110,7 @@ class Target:
         positions = self.cache.length + depths
         rows = row_numbers(tree.num_nodes)
         asked: dict[str, Array] = {}
-        if sampler is not None and not sampler.scores.takes_highest and "watched_ids" in self._session.inputs:
+        if sampler is not None and not sampler.scores.takes_highest and self.keeps_logits:
             count = int(self._session.inputs["watched_ids"].shape[1])
             asked = {
                 "watched_ids": sampler.on_device.watched(1 + positions, count),
