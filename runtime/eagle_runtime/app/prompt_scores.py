@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from eagle_runtime.app.result import Token
 from eagle_runtime.base.tree import Float
 from eagle_runtime.sampling.sampler import LogProbs, log_probs_of
-from eagle_runtime.text.detokenizer import TextStream
+from eagle_runtime.text.tokenizer import Text
 
 
 class PromptScores:
     """The log-probability of each token of a prompt but the first, after those before it; recorded while the prompt is
     read."""
 
-    def __init__(self, prompt: Sequence[int], count: int, decoder: TextStream | None) -> None:
-        """count: how many of the likeliest tokens are recorded for each position. decoder: of a text's first token on;
-        None without a tokenizer."""
-        self._prompt, self._count, self._decoder = prompt, count, decoder
+    def __init__(self, prompt: Sequence[int], count: int, text: Text) -> None:
+        """count: how many of the likeliest tokens are recorded for each position. text: of the bundle."""
+        self._prompt, self._count, self._text = prompt, count, text
         self._records: list[LogProbs] = []
 
     def add(self, logits: Float) -> None:
@@ -27,11 +26,11 @@ class PromptScores:
 
     @property
     def tokens(self) -> tuple[Token, ...]:
-        """All tokens, once the prompt is read; asked for once."""
-        texts = [""] * len(self._prompt)
-        if self._decoder is not None:
-            texts = [self._decoder.feed([token]) for token in self._prompt]
-            texts[-1] += self._decoder.finish()
+        """The tokens that are read, each with the text that it completes."""
+        decoder, texts = self._text.stream([]), [""] * len(self._prompt)
+        if decoder is not None:
+            texts = [decoder.feed([token]) for token in self._prompt]
+            texts[-1] += decoder.finish()
         first = Token(self._prompt[0], texts[0], drafted=False)
         others = zip(self._prompt[1:], texts[1:], self._records, strict=False)
         return (first, *(Token(token, text, False, *record) for token, text, record in others))

@@ -90,7 +90,7 @@ def request_of(
         predicted=predicted,
         reader=reader,
         draft_accepted=chosen.draft_accepted,
-        scores=None if of_prompt is None else PromptScores(prompt, of_prompt, bundle.text.stream([])),
+        scores=None if of_prompt is None else PromptScores(prompt, of_prompt, bundle.text),
     )
 
 
