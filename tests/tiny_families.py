@@ -41,6 +41,17 @@ MULTIPLIERS = {
     "residual_multiplier": 0.7,
     "logits_scaling": 2.0,
 }
+PLAIN_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+FIXED_ALPHA = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0}}
+GROWING_QUERIES = {
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": CONTEXT // 4,
+        "llama_4_scaling_beta": 0.1,
+    }
+}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 # A family is one row here and one declaration in export/eagle_export/reading/families.
 ROWS = {
@@ -62,6 +73,17 @@ ROWS = {
     "SmolLM3": Row("smollm3", {"no_rope_layer_interval": 2}),
     "Granite": Row("granite", MULTIPLIERS),
     "OLMo-2": Row("olmo2"),
+    "OLMo-3": Row("olmo3", {"sliding_window": 12}),
+    "Ministral": Row("ministral", {"sliding_window": 12, "head_dim": 16, **PLAIN_ROPE}),
+    "Ministral-3": Row("ministral3", {"sliding_window": None, "head_dim": 16, **GROWING_QUERIES}),
+    "GLM-4": Row("glm", {"head_dim": 16}),
+    "GLM-4-0414": Row("glm4", {"head_dim": 16}),
+    "ERNIE 4.5": Row("ernie4_5", {"head_dim": 16, "tie_word_embeddings": True}),
+    "Hunyuan": Row("hunyuan_v1_dense", {"head_dim": 16, "tie_word_embeddings": True, **FIXED_ALPHA}),
+    "EXAONE 4.0": Row("exaone4", {"head_dim": 16, "sliding_window": 12, "sliding_window_pattern": 2}),
+    "EXAONE 4.0, without windows": Row("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * LAYERS}),
+    "Seed-OSS": Row("seed_oss", {"head_dim": 16, "attention_bias": True}),
+    "AFM": Row("arcee"),
     "Mixtral": Row("mixtral", {"num_local_experts": 4, "sliding_window": 12}),
     "Qwen3-MoE, one layer without experts": Row(
         "qwen3_moe", {**EXPERTS, "moe_intermediate_size": 24, "norm_topk_prob": True, "mlp_only_layers": [1]}

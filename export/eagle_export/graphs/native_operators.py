@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.models.llama import modeling_llama
+
+from eagle_export.base.errors import ExportError
 
 
 @contextmanager
@@ -32,7 +35,7 @@ def native_operators(module: nn.Module) -> Iterator[None]:
                     replace(item, "forward", _rms_norm)
                 elif name.endswith("RotaryEmbedding"):
                     replace(item, "forward", _rotary_tables)
-        replace(modeling, "apply_rotary_pos_emb", _apply_rotary)
+        replace(modeling, "apply_rotary_pos_emb", _rotation_as(modeling))
     try:
         yield
     finally:
@@ -62,11 +65,25 @@ def _rotary_tables(self: Any, x: Tensor, position_ids: Tensor, layer_type: str |
     return (angles.cos() * scale).to(x.dtype), (angles.sin() * scale).to(x.dtype)
 
 
-def _apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+def _rotation_as(modeling: ModuleType) -> Any:
+    """Returns the function that rotates as transformers' function of a model does: of a head each number with the one
+    half a head away (Llama), or neighbours (GLM). Raises ExportError for one that does something else."""
+    heads, angles = torch.arange(1.0, 9.0).reshape(1, 1, 1, 8), torch.arange(1.0, 5.0).reshape(1, 1, 4)
+    tables = torch.cat([angles, angles], -1)
+    expected = modeling.apply_rotary_pos_emb(heads, heads, tables.cos(), tables.sin())[1]
+    for one in (partial(_apply_rotary, False), partial(_apply_rotary, True)):
+        if torch.allclose(one(heads, heads, angles.cos(), angles.sin())[1], expected):
+            return one
+    raise ExportError(f"{modeling.__name__} rotates heads in a way that is not known; export a model of a known family")
+
+
+def _apply_rotary(
+    interleaved: bool, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor]:
     rotated = 2 * cos.shape[-1]
     part = rotated if rotated < q.shape[-1] else 0
 
     def rotate(x: Tensor) -> Tensor:
-        return torch.onnx.ops.rotary_embedding(x, cos, sin, rotary_embedding_dim=part)
+        return torch.onnx.ops.rotary_embedding(x, cos, sin, interleaved=interleaved, rotary_embedding_dim=part)
 
     return rotate(q), rotate(k)

@@ -1,9 +1,12 @@
 """Mistral and Mistral-Nemo: all layers may have a window, and a head's width may be independent of the model's.
-Mixtral: the same with a mixture of experts in each layer."""
+Ministral: some layers have a window. Ministral-3: queries grow with their position in texts that are longer than those
+of the first training. Mixtral: as Mistral, with a mixture of experts in each layer."""
 
-from eagle_export.reading.families.family import Experts, Family, one_window
+from eagle_export.reading.families.family import Experts, Family, by_layer_type, one_window
 
 MISTRAL = Family(name="Mistral", model_type="mistral", causal_lm="MistralForCausalLM", windows=one_window)
+MINISTRAL = Family(name="Ministral", model_type="ministral", causal_lm="MinistralForCausalLM", windows=by_layer_type)
+MINISTRAL3 = Family(name="Ministral-3", model_type="ministral3", causal_lm="Ministral3ForCausalLM", windows=one_window)
 EXPERTS = Experts(
     block="block_sparse_moe",
     gate="w1",
@@ -16,4 +19,4 @@ EXPERTS = Experts(
 MIXTRAL = Family(
     name="Mixtral", model_type="mixtral", causal_lm="MixtralForCausalLM", windows=one_window, experts=EXPERTS
 )
-FAMILIES = (MISTRAL, MIXTRAL)
+FAMILIES = (MISTRAL, MINISTRAL, MINISTRAL3, MIXTRAL)

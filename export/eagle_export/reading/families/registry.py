@@ -8,10 +8,27 @@ from contextlib import contextmanager
 from eagle_export.base.errors import ExportError
 from eagle_export.base.quiet import quiet
 from eagle_export.reading.checkpoint import Checkpoint
-from eagle_export.reading.families import gemma, granite, llama, mistral, olmo, phi3, qwen, smollm3
+from eagle_export.reading.families import (
+    arcee,
+    ernie,
+    exaone,
+    gemma,
+    glm,
+    granite,
+    hunyuan,
+    llama,
+    mistral,
+    olmo,
+    phi3,
+    qwen,
+    seed,
+    smollm3,
+)
 from eagle_export.reading.families.family import Config, Family, Windows
 
-MODULES = (llama, mistral, qwen, phi3, gemma, smollm3, granite, olmo)
+MODULES = (
+    llama, mistral, qwen, phi3, gemma, smollm3, granite, olmo, glm, ernie, hunyuan, exaone, seed, arcee
+)  # fmt: skip
 FAMILIES: dict[str, Family] = {each.model_type: each for module in MODULES for each in module.FAMILIES}
 
 
