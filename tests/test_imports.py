@@ -190,6 +190,14 @@ def test_the_command_lines_wait_with_heavy_imports() -> None:
     assert not modules & (HEAVY | set(ENGINES) | {"safetensors", "rich"})
 
 
+def test_measuring_a_bundle_takes_nothing_of_an_export() -> None:
+    code = (
+        "import json, sys, eagle_tools.bench.run, eagle_tools.precision.cli, eagle_tools.doctor; "
+        "print(json.dumps({'modules': sorted(sys.modules)}))"
+    )
+    assert not set(in_new_process(code)["modules"]) & HEAVY  # type: ignore[call-overload]
+
+
 def test_the_server_is_imported_when_it_runs() -> None:
     """So that a wrong argument is reported at once, and without the extra."""
     code = "import json, sys, eagle_serve.cli; print(json.dumps({'modules': sorted(sys.modules)}))"

@@ -117,10 +117,13 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "safe_prompt": OFF,
     "thinking": (),
     "thinking_budget": (-1,),
+    # this server's own, which stands in `eagle`
+    "constraint": (),
 }
 FORM = "send response_format, or eagle.constraint with a json_schema, regex, lark or choice"
 INSTEAD = dict.fromkeys(
     ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object", "structured_outputs")
+    + ("constraint",)
     + ("structural_tag", "json_schema", "regex", "ebnf", "grammar", "format"),
     FORM,
 )

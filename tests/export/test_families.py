@@ -24,6 +24,7 @@ from eagle_export.bundle import export
 from eagle_export.graphs.pair import open_pair
 from eagle_export.graphs.weights import graph_spec
 from eagle_export.reading.checkpoint import open_checkpoint
+from eagle_export.reading.families.registry import FAMILIES
 from eagle_export.reading.families.source import load_source
 from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.graph import linears
@@ -130,6 +131,14 @@ def assert_equals_source(source: Any, target: Target) -> None:
         text += tree.tokens[path].tolist()
     whole = np.concatenate(list(target.score(text)))
     np.testing.assert_allclose(whole, source(torch.tensor([text])).logits[0].numpy(), atol=1e-4)
+
+
+def test_a_release_of_transformers_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert FAMILIES["ministral3"].model_class() and FAMILIES["llama"].model_class()
+    monkeypatch.setattr("transformers.__version__", "5.9.1")
+    assert FAMILIES["llama"].model_class()
+    with pytest.raises(ExportError, match="Ministral-3 needs transformers 5.24.0 or newer; 5.9.1 is installed"):
+        FAMILIES["ministral3"].model_class()
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {

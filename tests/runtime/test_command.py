@@ -390,6 +390,14 @@ def test_completion_is_a_script_for_the_shell(shell: str, capsys: pytest.Capture
     assert ended.value.code == 0 and "max-new-tokens" in capsys.readouterr().out
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell's pipe")
+def test_a_reader_that_ends_early_ends_a_completion_silently() -> None:
+    command = f"'{sys.executable}' -m eagle_runtime.commands.cli --print-completion bash | head -c 10"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    run = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, check=False)
+    assert run.stdout == "# AUTOMATI" and run.stderr == ""
+
+
 def test_quiet_leaves_errors_alone_and_verbose_says_where(capsys: pytest.CaptureFixture[str]) -> None:
     def run(args: argparse.Namespace) -> None:
         print("progress", file=sys.stderr)

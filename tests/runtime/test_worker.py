@@ -350,8 +350,9 @@ def _runs(pid: int) -> bool:
 
 def test_a_memory_limit(worker_bundle: Path) -> None:
     weights = sum(path.stat().st_size for path in worker_bundle.rglob("*") if path.is_file())
-    refused = Worker(worker_bundle, "--memory-limit", weights)
-    assert refused.process.wait(PATIENCE_S) == 2
+    for limit, draft in ((weights, ()), (2 * weights, ("--draft-bundle", str(worker_bundle)))):
+        refused = Worker(worker_bundle, "--memory-limit", limit, *draft)
+        assert refused.process.wait(PATIENCE_S) == 2
     small = Worker(worker_bundle, "--memory-limit", weights + (1 << 20))
     answer = {"op": "generate", "max_new_tokens": 4}
     for number in range(4):

@@ -211,6 +211,7 @@ def test_tools_that_are_not_called_are_ignored() -> None:
         {"do_sample": False}, {"num_beams": 2}, {"no_repeat_ngram_size": 3}, {"negative_prompt": "x"},
         {"ban_eos_token": True}, {"safe_prompt": True}, {"thinking": {"type": "enabled"}}, {"think": True},
         {"lora": [{"id": 0, "scale": 1}]}, {"min_new_tokens": 3}, {"system": "Be brief"},
+        {"constraint": {"regex": "[0-9]+"}},
     ],
     ids=lambda fields: "-".join(fields),
 )  # fmt: skip

@@ -5,15 +5,11 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-
-import numpy as np
 
 from eagle_export.base.errors import ExportError
 from eagle_export.heads.prediction import without_prediction_layers
+from eagle_export.inspection.bandwidth import SAMPLE_BYTES, physical_cores, read_bandwidth
 from eagle_export.inspection.facts import HeadFacts, TargetFacts, head_facts, target_facts
 from eagle_export.inspection.headers import open_headers
 from eagle_export.inspection.sizes import GraphBytes, graph_bytes, pair_shapes, precisions_of
@@ -22,10 +18,7 @@ from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.plan import RECIPES, default_draft_precision
 from eagle_runtime.core.target import PREFILL_CHUNK
 from eagle_runtime.machine.container import memory_limit
-from eagle_runtime.machine.host import threads_allowed
 
-SAMPLE_BYTES = 1 << 29  # bytes read per try, more than most caches hold
-TRIES = 5
 GB = 10**9
 CLASSES = (8, 12, 16, 24, 32)  # GB of GPUs and machines
 SYSTEM = 10**9  # bytes that a machine needs for itself
@@ -191,34 +184,3 @@ def physical_memory() -> int | None:
         return min(size, memory_limit() or size)
     except (OSError, ValueError):
         return None
-
-
-def physical_cores() -> int:
-    """Returns the number of cores of this process without hyper-threads; all logical cores if that is unknown. In a
-    container with a quota of processor time no more than that pays for."""
-    return min(_cores(), threads_allowed() or _cores())
-
-
-def _cores() -> int:
-    logical = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    siblings = set()
-    for cpu in logical:
-        try:
-            siblings.add(
-                Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
-            )
-        except OSError:
-            return len(logical)
-    return len(siblings)
-
-
-def read_bandwidth(threads: int, sample: int = SAMPLE_BYTES, tries: int = TRIES) -> float:
-    """Returns the bytes per second that threads together read from memory: the best of a few tries over a sample."""
-    parts = [np.ones(sample // threads // 4, np.float32) for _ in range(threads)]
-    best = 0.0
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(tries):
-            started = time.perf_counter()
-            list(pool.map(np.max, parts))  # NumPy releases the interpreter's lock
-            best = max(best, sum(part.nbytes for part in parts) / (time.perf_counter() - started))
-    return best

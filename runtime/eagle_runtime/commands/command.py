@@ -97,7 +97,9 @@ class _Completion(argparse.Action):
             import shtab
         except ModuleNotFoundError:
             parser.error("completion needs 'shtab'; pip install 'eagle-edge[completion]'")
-        print(shtab.complete(parser, shell=shell))
+        script = shtab.complete(parser, shell=shell)
+        with output_errors():
+            print(script, flush=True)
         parser.exit()
 
 

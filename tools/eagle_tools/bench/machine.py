@@ -6,9 +6,9 @@ import platform
 import time
 from importlib import metadata
 
-from eagle_export.inspection.report import SAMPLE_BYTES, TRIES
-from eagle_export.inspection.report import physical_cores as physical_cores
-from eagle_export.inspection.report import read_bandwidth as read_bandwidth
+from eagle_export.inspection.bandwidth import SAMPLE_BYTES, TRIES
+from eagle_export.inspection.bandwidth import physical_cores as physical_cores
+from eagle_export.inspection.bandwidth import read_bandwidth as read_bandwidth
 from eagle_runtime.machine.host import processor_features, processor_name
 from eagle_tools.engines import nvidia_gpu
 

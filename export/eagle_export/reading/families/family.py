@@ -54,6 +54,7 @@ class Family:
     context: config -> the longest text for which the graph computes what transformers does.
     logits: config, the LM head's output [..., V] -> logits [..., V].
     refuse: raises ExportError for a config that transformers runs and this exporter cannot express.
+    since: release of transformers with which the class was tried, where older ones compute something else.
     sampling: settings that the family's chat models are published with, for files that state none; None if there are no
     such settings of all of them."""
 
@@ -68,6 +69,7 @@ class Family:
     context: Callable[[Config], int] = lambda config: int(config.max_position_embeddings)
     logits: Callable[[Config, Tensor], Tensor] = lambda config, logits: logits
     refuse: Callable[[Checkpoint], None] = no_moving_rope
+    since: str = "5.0.0"
     sampling: SamplingDefaults | None = None
 
     def parameter(self, name: str) -> str:
@@ -75,15 +77,17 @@ class Family:
         return name if self.experts is None else self.experts.parameter(name)
 
     def model_class(self) -> Any:
-        """Returns transformers' class. Raises ExportError if this release of transformers has none."""
+        """Returns transformers' class. Raises ExportError if this release of transformers has none that is right."""
         import transformers
+        from packaging.version import Version
 
-        cls = getattr(transformers, self.causal_lm, None)
+        cls, release = getattr(transformers, self.causal_lm, None), transformers.__version__
         if cls is None:
             raise ExportError(
-                f"transformers {transformers.__version__} has no {self.causal_lm}, which {self.name} needs; install a "
-                "newer release"
+                f"transformers {release} has no {self.causal_lm}, which {self.name} needs; install a newer release"
             )
+        if Version(release) < Version(self.since):
+            raise ExportError(f"{self.name} needs transformers {self.since} or newer; {release} is installed")
         return cls
 
 

@@ -17,6 +17,7 @@ HUNYUAN = Family(
     model_type="hunyuan_v1_dense",
     causal_lm="HunYuanDenseV1ForCausalLM",
     layer_norms=4,
+    since="5.24.0",  # 5.0.0 rotates by another factor
     refuse=refuse,
 )
 FAMILIES = (HUNYUAN,)

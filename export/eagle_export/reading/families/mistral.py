@@ -6,7 +6,13 @@ from eagle_export.reading.families.family import Experts, Family, by_layer_type,
 
 MISTRAL = Family(name="Mistral", model_type="mistral", causal_lm="MistralForCausalLM", windows=one_window)
 MINISTRAL = Family(name="Ministral", model_type="ministral", causal_lm="MinistralForCausalLM", windows=by_layer_type)
-MINISTRAL3 = Family(name="Ministral-3", model_type="ministral3", causal_lm="Ministral3ForCausalLM", windows=one_window)
+MINISTRAL3 = Family(
+    name="Ministral-3",
+    model_type="ministral3",
+    causal_lm="Ministral3ForCausalLM",
+    windows=one_window,
+    since="5.24.0",  # 5.0.0 lets queries grow with their place in the cache, which is another in a tree
+)
 EXPERTS = Experts(
     block="block_sparse_moe",
     gate="w1",
