@@ -51,6 +51,7 @@ from eagle_runtime.commands.command import print_line
 
 TOP_K = 64  # default of the top k that a head's graph returns per row; sampled trees use many candidates
 SAVE_IT = "AutoTokenizer.from_pretrained(...).save_pretrained(...) writes one"
+HOLDS_ONE = "give a file that holds one"
 LONG = 120.0  # seconds of an export from which its KL is foreseen before its weights are rounded
 FORESEEN = 2 * LENGTH  # tokens from which it is foreseen, within a fifth: all would take a sixth of an export of 1 B
 BEYOND = "the KL will be about {:.2g}, and {:.2g} is the limit: end this, and choose another precision, or wait and see"
@@ -164,7 +165,8 @@ def _begun(order: Order, target: Path, draft: Path | None, bundle: Path, report:
     check_settings(pair, settings.backend, settings.cache_precision, settings.draft_vocab)
     warnings += notes_on(pair, settings.backend)
     if "tokenizer.json" not in pair.texts:
-        warnings.append(f"{target} has no tokenizer.json; the bundle takes and returns token ids, no text; {SAVE_IT}")
+        what, advice = ("tokenizer", HOLDS_ONE) if target.suffix == ".gguf" else ("tokenizer.json", SAVE_IT)
+        warnings.append(f"{target} has no {what}; the bundle takes and returns token ids, no text; {advice}")
     top_k = min(TOP_K, settings.draft_vocab or TOP_K) if settings.draft_top_k is None else settings.draft_top_k
     if pair.head is not None:
         top_k = min(top_k, pair.head.config.draft_vocab_size)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from eagle_runtime import Part, Piece, Result, Token
@@ -84,7 +85,7 @@ class Answer:
             choice["message"] = {**self._message(message_of(pieces)), "refusal": None}
         else:
             choice["text"] = self._job.prepared.echo + ("" if self._request.echoes_alone else _text(pieces))
-        choice["logprobs"] = self._logprobs([*result.prompt, *tokens])
+        choice["logprobs"] = self._logprobs([*self._echoed(result.prompt), *tokens])
         return {
             **self._together.head,
             "choices": [choice],
@@ -190,6 +191,14 @@ class Answer:
 
     def _top(self, token: Token) -> dict[str, float]:
         return {self._engine.token_text(other): finite(value) for other, value in token.top}
+
+    def _echoed(self, prompt: Sequence[Token]) -> list[Token]:
+        """The prompt's tokens: those that the tokenizer puts before a text have no part in what was sent."""
+        tokens, count = list(prompt), 0
+        while count < len(tokens) and not self._job.prepared.echo.startswith(tokens[count].text):
+            tokens[count] = replace(tokens[count], text="")
+            count += 1
+        return tokens
 
     def _shown(self, piece: Piece) -> list[Token]:
         """The tokens of a piece that the answer has. Evaluations count on one after the prompt, be it the last."""

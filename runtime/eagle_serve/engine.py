@@ -196,10 +196,7 @@ class Engine:
 
     def _echo(self, prompt: str | Sequence[int]) -> str:
         """The text of a prompt, which an answer begins with."""
-        if isinstance(prompt, str):
-            return prompt
-        stream = self.model.text.stream([])
-        return "" if stream is None else stream.feed(prompt) + stream.finish()
+        return prompt if isinstance(prompt, str) else "".join(self.model.text.token_texts(prompt))
 
     def _token_text(self, token: int) -> str:
         """The text of one token alone, for the runners-up of a position."""

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import eagle_export.bundle
+from eagle_export.base.destination import check_destination
+from eagle_export.base.errors import ExportError
 from eagle_export.commands.cli import main
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
@@ -186,3 +188,14 @@ def test_a_loaded_model_goes_on_when_its_bundle_is_replaced(
         assert model.generate([5, 6, 7], max_new_tokens=32, ignore_eos=True).token_ids == before
     with EagleModel.load(work.bundle, threads=1) as model:
         assert model.generate([5, 6, 7], max_new_tokens=32, ignore_eos=True).token_ids != before
+
+
+@needs_links
+def test_what_a_destination_is_instead_is_named(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "file").write_text("")
+    for name, said in (("link", "link is a link"), ("file", "file exists and is not a folder"),
+                       ("file/x", "file is not a folder"), ("none/x", "none does not exist")):  # fmt: skip
+        with pytest.raises(ExportError, match=said):
+            check_destination(tmp_path / name)

@@ -110,6 +110,7 @@ FULL = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p
         ({"do_sample": True, "temperature": 0}, Defaults(), ""),
         ({"do_sample": True, "top_k": -1}, Defaults(1.0), ""),
         ({"do_sample": True, "top_k": 50.0}, Defaults(1.0, 50), ""),
+        ({"do_sample": True, "top_k": 50.5}, Defaults(1.0), "sets top_k to 50.5"),
         ({"do_sample": True, "top_p": 0}, Defaults(), ""),
         ({"do_sample": True, "top_p": 1.5}, Defaults(1.0), "sets top_p to 1.5"),
         ({"do_sample": True, "temperature": "0.7"}, Defaults(1.0), "sets temperature to '0.7'"),

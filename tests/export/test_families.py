@@ -137,11 +137,12 @@ def test_a_release_of_transformers_that_computes_something_else_is_refused(monke
     assert FAMILIES["ministral3"].model_class() and FAMILIES["llama"].model_class()
     monkeypatch.setattr("transformers.__version__", "5.9.1")
     assert FAMILIES["llama"].model_class()
-    with pytest.raises(ExportError, match="Ministral-3 needs transformers 5.24.0 or newer; 5.9.1 is installed"):
+    with pytest.raises(ExportError, match=r"Ministral-3 needs transformers 5\.24\.0 or newer; 5\.9\.1 is installed"):
         FAMILIES["ministral3"].model_class()
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "no rotation": ("SmolLM3", {"no_rope_layers": [0] * LAYERS}, {}, "no layer rotates its keys"),
     "an unknown family": ("Llama", {"model_type": "gpt2"}, {}, "model_type is 'gpt2', but only 'llama', 'mistral'"),
     "images": ("Gemma-3", {"model_type": "gemma3", "text_config": {}}, {}, "'gemma3' reads more than text"),
     "quantised": ("Qwen3", {"quantization_config": {"bits": 4}}, {}, "the weights are quantised already"),

@@ -329,6 +329,18 @@ def test_what_cannot_be_expressed_is_refused(files: Callable[..., Path], tmp_pat
     assert "\n" not in str(raised.value)
 
 
+def test_a_type_that_the_package_does_not_know_is_not_called_damage(files: Callable[..., Path], tmp_path: Path) -> None:
+    content = files("Qwen3").read_bytes()
+    name = b"output_norm.weight"
+    at = content.index(name) + len(name) + 4 + 8  # after the number of dimensions, which is 1, and the dimension
+    path = tmp_path / "newer.gguf"
+    path.write_bytes(content[:at] + (999).to_bytes(4, "little") + content[at + 4 :])
+    with pytest.raises(
+        ExportError, match=r"'output_norm.weight' is of type 999, which the installed package gguf does"
+    ):
+        open_gguf(path)
+
+
 def test_damaged_files_are_refused(files: Callable[..., Path], tmp_path: Path) -> None:
     content = files("Qwen3").read_bytes()
     for name, cut in {"header": 40, "metadata": 600, "tensors": len(content) - 64, "empty": 0}.items():

@@ -426,6 +426,20 @@ def test_a_full_disk_under_the_output(bundle: Path, form: list[str]) -> None:
     assert (done.returncode, done.stderr) == (2, "eagle-run: the output failed (No space left on device)\n")
 
 
+def test_closed_streams(bundle: Path) -> None:
+    """Of standard error nothing is said; an answer that nobody gets is an error."""
+    command = [*RUN, str(bundle), *IDS, "--max-new-tokens", "4"]
+
+    def closed(number: int) -> subprocess.CompletedProcess[str]:
+        shell = ["bash", "-c", f'exec "$@" {number}>&-', "bash", *command]
+        return subprocess.run(shell, capture_output=True, text=True, env=BUFFERED, check=False)
+
+    silent = closed(2)
+    assert silent.returncode == 0 and silent.stdout.strip() and silent.stderr == ""
+    lost = closed(1)
+    assert (lost.returncode, lost.stderr) == (2, "eagle-run: the output is closed; give it a place, such as > FILE\n")
+
+
 def test_a_reader_that_leaves(bundle: Path) -> None:
     """As `| head` does: no error, no words."""
     source, sink = os.pipe()

@@ -201,6 +201,11 @@ def test_what_cannot_be_saved_or_read_is_named(model: EagleModel, chat: Conversa
     assert path.read_bytes() == before
     with pytest.raises(ConversationFileError, match="cannot be written"):
         chat.save(tmp_path / "no folder" / "chat")
+    with pytest.raises(ConversationFileError, match="cannot be written"):
+        chat.save("nul\0")
+    for folder in (".", "/", tmp_path):
+        with pytest.raises(ConversationFileError, match="is not a regular file"):
+            chat.save(folder)
     for name, content in (("empty", b""), ("text", b"hello " * 100), ("folder", None)):
         wrong = tmp_path / name
         wrong.mkdir() if content is None else wrong.write_bytes(content)
@@ -237,3 +242,16 @@ def test_a_kill_leaves_the_old_file_or_the_new_one(
         saver.send_signal(signal.SIGKILL)
         saver.communicate()
         assert model.load_conversation(path).messages == chat.messages
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links and pipes of POSIX")
+def test_a_link_is_followed_and_a_pipe_is_left_alone(chat: Conversation, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConversationFileError, match="is not a regular file"):
+        chat.save(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "link").symlink_to("real")
+    for _ in range(2):  # a link to nothing yet, and to a file
+        chat.save(tmp_path / "link")
+        assert (tmp_path / "link").is_symlink() and (tmp_path / "real").stat().st_size > 100
+        (tmp_path / "real").write_bytes(b"old")

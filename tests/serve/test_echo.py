@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
+from conftest import put_listed
 from eagle_runtime import EagleModel
+from eagle_serve.server import serving
 from raw_http import events, post
 from serve.clients import COMPLETIONS
 
+END = "~"
 TEXT = "def f(x):\n    return x"
 SETTINGS: dict[str, Any] = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
 
@@ -66,6 +73,32 @@ def test_a_stream_begins_with_the_prompt(most: int, address: str) -> None:
     chunks = events(post(address, COMPLETIONS, {**asked, "stream": True}).body)
     texts = [chunk["choices"][0]["text"] for chunk in chunks if isinstance(chunk, dict)]
     assert texts[0] == TEXT and "".join(texts) == whole
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_special_tokens_are_told_as_they_are_written(as_ids: bool, served_bundle: Path, tmp_path: Path) -> None:
+    bundle = shutil.copytree(served_bundle, tmp_path / "special")
+    tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
+    tokenizer.add_special_tokens([END])
+    tokenizer.post_processor = TemplateProcessing(f"{END} $A", special_tokens=[(END, tokenizer.token_to_id(END))])
+    put_listed(bundle, "tokenizer.json", tokenizer.to_str().encode())
+    text = f"a{END}bc{END}"
+    with EagleModel.load(bundle, threads=1) as model, serving(model, bundle) as address:
+        ids = model.encode(text)
+        assert len(ids) == 6  # one is put before the text
+        found = choice(address, prompt=ids[1:] if as_ids else text, echo=True, logprobs=0)
+    told = found["logprobs"]
+    assert found["text"].startswith(text)
+    assert told["tokens"][: 6 - as_ids] == [*([] if as_ids else [""]), "a", END, "b", "c", END]
+    assert "".join(told["tokens"]) == found["text"]
+    assert all(found["text"][at:].startswith(one) for one, at in zip(told["tokens"], told["text_offset"], strict=True))
+
+
+@pytest.mark.parametrize("path", ["/completion", "/api/generate"])
+def test_other_apis_have_no_echo(path: str, address: str) -> None:
+    fields = {"echo": True} if path == "/completion" else {"raw": True, "options": {"echo": True}}
+    answer = post(address, path, {"prompt": TEXT, "model": "pair", "stream": False, **fields})
+    assert answer.status == 400 and b"echo" in answer.body
 
 
 def test_what_is_not_honoured_is_refused_by_name(address: str) -> None:

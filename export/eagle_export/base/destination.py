@@ -24,11 +24,15 @@ def check_destination(bundle: Path) -> None:
     Removes what killed exports left there."""
     if bundle.parent.is_dir():
         clear_leftovers(bundle.parent)
-    if bundle.is_symlink() or (bundle.exists() and not bundle.is_dir()):
+    if bundle.is_symlink():
+        raise ExportError(f"{bundle} is a link; choose another name")
+    if bundle.exists() and not bundle.is_dir():
         raise ExportError(f"{bundle} exists and is not a folder; choose another name")
     if bundle.is_dir():
         clear_leftovers(bundle / ENGINES)
         check_older(bundle, bundle)
+    if bundle.parent.exists() and not bundle.parent.is_dir():
+        raise ExportError(f"{bundle.parent} is not a folder; choose another place")
     if not bundle.parent.is_dir():
         raise ExportError(f"{bundle.parent} does not exist; create it first")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,11 +103,15 @@ def pack(saved: Saved, ids: tuple[int, ...], rows: Snapshot | None) -> bytes:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace a file by a new one (write_private). Raises ConversationFileError."""
+    """Replace a file, or the one that a link names, by a new one (write_private). Raises ConversationFileError."""
+    place = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if place.exists() and not place.is_file():
+        raise ConversationFileError(f"{path} is not a regular file; choose another place")
     try:
-        write_private(path, content)
-    except OSError as error:
-        raise ConversationFileError(f"{path} cannot be written ({error.strerror}); choose another place") from None
+        write_private(place, content)
+    except (OSError, ValueError) as error:  # the latter for a name that no file can have
+        why = getattr(error, "strerror", None) or error
+        raise ConversationFileError(f"{path} cannot be written ({why}); choose another place") from None
 
 
 def read(path: Path, largest: int) -> tuple[Saved, tuple[int, ...], Snapshot | None]:

@@ -26,11 +26,8 @@ class PromptScores:
 
     @property
     def tokens(self) -> tuple[Token, ...]:
-        """The tokens that are read, each with the text that it completes."""
-        decoder, texts = self._text.stream([]), [""] * len(self._prompt)
-        if decoder is not None:
-            texts = [decoder.feed([token]) for token in self._prompt]
-            texts[-1] += decoder.finish()
+        """The tokens that are read, each with the text that it completes; special ones as they are written."""
+        texts = self._text.token_texts(self._prompt)
         first = Token(self._prompt[0], texts[0], drafted=False)
         others = zip(self._prompt[1:], texts[1:], self._records, strict=False)
         return (first, *(Token(token, text, False, *record) for token, text, record in others))

@@ -96,7 +96,7 @@ class Talk:
                 self._screen.note(f"{error}{'; /undo and /reset make room' if full else ''}")
         self._chat.close()
 
-    def load(self, path: str) -> None:
+    def load(self, path: str | Path) -> None:
         """Go on with the conversation of a file. Raises ConversationFileError."""
         loaded = self._model.load_conversation(Path(path))
         self._go_on_with(loaded)
@@ -210,7 +210,7 @@ class Talk:
         return None
 
     def _save(self, rest: str) -> None:
-        size = self._chat.save(Path(_file(rest)))
+        size = self._chat.save(_file(rest))
         self._screen.note(f"{rest}: {size / 1e6:.1f} MB")
 
     def _system(self, rest: str) -> None:
@@ -299,7 +299,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def _file(rest: str) -> str:
+def _file(rest: str) -> Path:
     if not rest:
         raise RequestError("the name of a file is missing")
-    return rest
+    return Path(rest).expanduser()

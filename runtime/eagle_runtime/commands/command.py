@@ -160,6 +160,8 @@ def run_command(
 
     extra: the extra of this distribution that installs what `run` imports. interrupted: the message after a signal.
     but_for: signals that `run` handles itself."""
+    if sys.stderr is None:  # it was closed, or the program has no console: print would take the standard output
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (as long as the process)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows it as \\u20ac
             stream.reconfigure(encoding=_encoding(stream), errors="backslashreplace")
@@ -206,7 +208,10 @@ def _encoding(stream: TextIO) -> str | None:
 
 @contextlib.contextmanager
 def output_errors() -> Iterator[None]:
-    """A reader of the output that ended, as in `| head`, ends the run silently; a full disk is an error."""
+    """A reader of the output that ended, as in `| head`, ends the run silently; a full disk, and an output that was
+    closed before the start, is an error."""
+    if sys.stdout is None:
+        raise RequestError("the output is closed; give it a place, such as > FILE")
     try:
         yield
     except OSError as error:

@@ -55,6 +55,11 @@ class Vocabulary:
             self._tokens[token_id] = None if token in self._special else token
         return self._tokens[token_id]
 
+    def special(self, token_id: int) -> str | None:
+        """The special token of an id; None for others."""
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        return token if token in self._special else None
+
     def byte(self, token: str) -> int | None:
         """The byte that a token of a byte-fallback tokenizer stands for; None for others."""
         match = BYTE.fullmatch(token) if self.has_bytes else None

@@ -147,6 +147,14 @@ class Text:
         """A decoder of what follows the prompt, as it comes; None without a tokenizer."""
         return TextStream(self._vocabulary, prompt) if self._vocabulary is not None else None
 
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """What each token of a whole text completes of it, special ones as they are written; "" without a tokenizer."""
+        stream = self.stream([])
+        if stream is None or self._vocabulary is None:
+            return [""] * len(token_ids)
+        texts = [self._vocabulary.special(token) or stream.feed([token]) for token in token_ids]
+        return [*texts[:-1], *(text + stream.finish() for text in texts[-1:])]
+
     def render(
         self,
         messages: Sequence[Message],

@@ -150,8 +150,9 @@ def _readable(stated: Mapping[str, Any], notes: list[str]) -> Iterator[tuple[str
             continue
         low, high = SAMPLING_RANGES[name]
         number = type(value) in (int, float) and math.isfinite(value)
-        if name == "top_k" and number and value == int(value):
-            value = max(int(value), 0) if value >= -1 else value
+        if name == "top_k" and number:
+            number = value == int(value)
+            value = max(int(value), 0) if number and value >= -1 else value
         if number and (low <= value <= high or (name == "top_p" and value == 0)):
             yield name, value if name == "top_k" else float(value)
         else:

@@ -55,7 +55,10 @@ def read_config(family: Family, target: Checkpoint) -> Config:
     check_config(family, target)
     cls = family.model_class()
     with quiet("transformers"), accepted_by_transformers(target):
-        return cls.config_class.from_dict(dict(target.config))
+        config = cls.config_class.from_dict(dict(target.config))
+    if family.rotary_layers(config) == 0:
+        raise ExportError(f"{target.folder / 'config.json'}: no layer rotates its keys, so that order would not count")
+    return config
 
 
 def check_config(family: Family, target: Checkpoint) -> None:

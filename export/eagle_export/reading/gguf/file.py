@@ -140,6 +140,8 @@ def _read_part(path: Path) -> tuple[dict[str, Any], list[Entry]]:
             values, infos = _Header(content).read()
         size, entries = path.stat().st_size, []
         for info in infos:
+            if info.kind not in set(GGMLQuantizationType):
+                raise UnknownTypeError(f"tensor {info.name!r} is of type {info.kind}")
             kind = GGMLQuantizationType(info.kind)
             block, stored = GGML_QUANT_SIZES[kind]
             row = info.shape[-1] // block * stored
@@ -148,6 +150,11 @@ def _read_part(path: Path) -> tuple[dict[str, Any], list[Entry]]:
             entries.append(Entry(info.name, path, info.offset, kind.name, info.shape, row))
     except OtherByteOrderError:
         raise ExportError(f"{path} was written for machines with the other byte order; {ADVICE} on this one") from None
+    except UnknownTypeError as error:
+        raise ExportError(
+            f"{path}: {error}, which the installed package gguf does not know; update it, or give a file of another "
+            "type, such as Q8_0, Q4_K_M or F16"
+        ) from None
     except Exception as error:  # many kinds, for bytes that are not what they should be
         what = " ".join(str(error).split())[:200] or type(error).__name__
         raise ExportError(f"{path} is not a GGUF file, or damaged or cut short ({what}); download it again") from None
@@ -156,6 +163,10 @@ def _read_part(path: Path) -> tuple[dict[str, Any], list[Entry]]:
 
 class OtherByteOrderError(ValueError):
     """The file was written for machines with the other byte order."""
+
+
+class UnknownTypeError(ValueError):
+    """A tensor is of a type that has no name here."""
 
 
 @dataclass(frozen=True, slots=True)
