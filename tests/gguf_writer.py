@@ -27,8 +27,10 @@ ARCHITECTURES = {
     "mixtral": "llama",
     "gemma3_text": "gemma3",
     "qwen3_moe": "qwen3moe",
+    "olmo3": "olmo2",
+    "hunyuan_v1_dense": "hunyuan-dense",
 }
-TURNED = ("llama", "smollm3", "granite")
+TURNED = ("llama", "smollm3", "granite", "arcee")
 KINDS = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0", "q5_1": "Q5_1"}
 KINDS_OF_TOKENS = {"normal": 1, "control": 3, "user": 4, "unused": 5}
 
@@ -69,7 +71,8 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     if name not in ("gemma", "gemma2"):
-        writer.add_rope_freq_base(full["rope_theta"])
+        alpha = full.get("alpha") or 1.0  # of Hunyuan, whose converter writes the base that it makes
+        writer.add_rope_freq_base(full["rope_theta"] * alpha ** (width / (width - 2)))
     if full.get("rope_type") == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(full["factor"])
@@ -83,8 +86,12 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
     if getattr(config, "head_dim", None) and name not in ("granite", "phi3"):
         writer.add_key_length(width)
         writer.add_value_length(width)
-    if name in ("gemma2", "gemma3"):
+    if name in ("gemma2", "gemma3", "olmo2", "exaone4") and getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
+    if name in ("olmo2", "exaone4") and getattr(config, "sliding_window", None):
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    if name == "glm4":
+        writer.add_rope_dimension_count(int(width * full["partial_rotary_factor"]))
     if name == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)

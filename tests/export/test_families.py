@@ -154,6 +154,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {},
         "'dynamic' depends on",
     ),
+    "rope by length, OLMo-3": (
+        "OLMo-3",
+        {"rope_parameters": {"full_attention": {"rope_type": "dynamic", "rope_theta": 1e4}, "sliding_attention": {}}},
+        {},
+        "'dynamic' depends on",
+    ),
     "both directions": ("Gemma-3", {"use_bidirectional_attention": True}, {}, "use_bidirectional_attention is set"),
     "a window in bytes": ("Mistral", {}, {"cache_precision": "int8"}, "layers with a sliding window, which an int8"),
     "a bound in TensorRT": (

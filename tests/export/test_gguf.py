@@ -46,6 +46,7 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_fre
 LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 FACTORS = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [2.0, 3.0, 5.0, 9.0]}
 LINEAR = {"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 64}
 NEAR = {"rope_type": "default", "rope_theta": 10000.0}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
@@ -97,6 +98,26 @@ ROWS = {
     "SmolLM3": Row("smollm3", {"num_hidden_layers": 5}),
     "Granite": Row("granite", SCALES),
     "OLMo-2": Row("olmo2", {"rms_norm_eps": 1e-6}),
+    "OLMo-3": Row(
+        "olmo3",
+        {
+            "sliding_window": 12,
+            "num_hidden_layers": 5,
+            "rope_parameters": {"full_attention": YARN, "sliding_attention": {**NEAR, "rope_theta": 5e5}},
+        },
+    ),
+    "GLM-4-0414": Row("glm4", {"head_dim": 32, "attention_bias": True}),
+    "ERNIE 4.5": Row("ernie4_5", {"head_dim": 32, "tie_word_embeddings": True}),
+    "Hunyuan": Row(
+        "hunyuan_v1_dense",
+        {"head_dim": 32, "rope_parameters": {**NEAR, "rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
+    ),
+    "EXAONE 4.0": Row(
+        "exaone4", {"head_dim": 32, "sliding_window": 12, "num_hidden_layers": 5, "sliding_window_pattern": 4}
+    ),
+    "EXAONE 4.0, without windows": Row("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "Seed-OSS": Row("seed_oss", {"head_dim": 32, "attention_bias": True}),
+    "AFM": Row("arcee"),
     "Mixtral": Row("mixtral", {"num_local_experts": 4, "sliding_window": None}),
     "Qwen3-MoE": Row("qwen3_moe", {**EXPERTS, "moe_intermediate_size": 32, "norm_topk_prob": True}),
     "OLMoE": Row("olmoe", EXPERTS),

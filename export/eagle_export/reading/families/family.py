@@ -38,8 +38,12 @@ def one_window(config: Config) -> Windows:
 
 
 def no_moving_rope(checkpoint: Checkpoint) -> None:
-    """Raises ExportError for a rotation that depends on the length of the text."""
-    rope_settings(checkpoint.config, str(checkpoint.folder / "config.json"))
+    """Raises ExportError for a rotation that depends on the length of the text, be it that of one kind of layers."""
+    tables = checkpoint.config.get("rope_parameters")
+    if not isinstance(tables, Mapping) or not any(isinstance(each, Mapping) for each in tables.values()):
+        tables = {"of all layers": tables}
+    for each in tables.values():
+        rope_settings({**checkpoint.config, "rope_parameters": each}, str(checkpoint.folder / "config.json"))
 
 
 @dataclass(frozen=True, slots=True)

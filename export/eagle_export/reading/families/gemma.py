@@ -29,11 +29,7 @@ def refuse(checkpoint: Checkpoint) -> None:
     where, config = checkpoint.folder / "config.json", checkpoint.config
     if config.get("use_bidirectional_attention"):
         raise ExportError(f"{where}: use_bidirectional_attention is set, but a token may attend to earlier ones alone")
-    tables = config.get("rope_parameters")
-    if not isinstance(tables, dict) or not any(isinstance(each, dict) for each in tables.values()):
-        tables = {"of both kinds": tables}
-    for each in tables.values():
-        no_moving_rope(Checkpoint(checkpoint.folder, {**config, "rope_parameters": each}, {}))
+    no_moving_rope(checkpoint)
 
 
 GEMMA = Family(name="Gemma", model_type="gemma", causal_lm="GemmaForCausalLM", norm_offset=1.0)

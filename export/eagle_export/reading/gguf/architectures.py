@@ -170,10 +170,30 @@ def _olmoe(file: GgufFile, config: Config) -> Config:
     }
 
 
-def _olmo2(file: GgufFile, config: Config) -> Config:
-    if file.optional("attention.sliding_window"):
-        raise ExportError(f"{file.path} holds an OLMo-3 model, whose layers have windows; it is not supported")
-    return _biases(file, config)
+def _olmo3(file: GgufFile, config: Config) -> Config:
+    full = config["rope_parameters"]
+    near = {"rope_type": "default", "rope_theta": full["rope_theta"]}
+    return {
+        **_biases(file, config),
+        "sliding_window": file.integer("attention.sliding_window"),
+        "layer_types": _layer_types(file, config, 4),
+        "rope_parameters": {"full_attention": full, "sliding_attention": near},
+    }
+
+
+def _exaone4(file: GgufFile, config: Config) -> Config:
+    window = file.optional("attention.sliding_window")
+    return {"sliding_window": window or None, "layer_types": _layer_types(file, config, 4 if window else 1)}
+
+
+def _glm4(file: GgufFile, config: Config) -> Config:
+    share = file.integer("rope.dimension_count", config["head_dim"]) / config["head_dim"]
+    rope = {**config["rope_parameters"], "partial_rotary_factor": share}
+    return {**_biases(file, config), "partial_rotary_factor": share, "rope_parameters": rope}
+
+
+def _seed_oss(file: GgufFile, config: Config) -> Config:
+    return {**_biases(file, config), "attention_out_bias": "blk.0.attn_output.bias" in file.tensors}
 
 
 ARCHITECTURES = {
@@ -196,7 +216,34 @@ ARCHITECTURES = {
     "gemma3": Architecture("gemma3_text", {**PROJECTIONS, **MLP, **AROUND, **QK_NORMS}, _gemma3, norm_added=1.0),
     "smollm3": Architecture("smollm3", LLAMA_NAMES, _smollm3, turned=True),
     "granite": Architecture("granite", LLAMA_NAMES, _granite, turned=True),
-    "olmo2": Architecture("olmo2", {**PROJECTIONS, **MLP, **AFTER, **QK_NORMS}, _olmo2),
+    "olmo2": Architecture("olmo2", {**PROJECTIONS, **MLP, **AFTER, **QK_NORMS}, _biases),
+    "glm4": Architecture(
+        "glm4",
+        {
+            **PROJECTIONS,
+            "ffn_up": "mlp.gate_up_proj",
+            "ffn_down": "mlp.down_proj",
+            **BEFORE,
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+        _glm4,
+    ),
+    "ernie4_5": Architecture(
+        "ernie4_5", LLAMA_NAMES, lambda file, config: {"use_bias": "blk.0.attn_q.bias" in file.tensors}
+    ),
+    "hunyuan-dense": Architecture(
+        "hunyuan_v1_dense",
+        {**LLAMA_NAMES, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+        _biases,
+    ),
+    "exaone4": Architecture("exaone4", {**PROJECTIONS, **MLP, **AFTER, **QK_NORMS}, _exaone4),
+    "seed_oss": Architecture(
+        "seed_oss",
+        {**PROJECTIONS, **MLP, "attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"},
+        _seed_oss,
+    ),
+    "arcee": Architecture("arcee", LLAMA_NAMES, _llama, turned=True),
     "qwen3moe": Architecture(
         "qwen3_moe", {**PROJECTIONS, **BEFORE, **QK_NORMS, "ffn_gate_inp": "mlp.gate"}, _qwen3_moe, experts=EXPERTS
     ),
@@ -214,6 +261,11 @@ MIXTRAL_OF_LLAMA = Architecture(
 )
 
 
+# Of architecture olmo2 too, with windows.
+OLMO3_OF_OLMO2 = Architecture("olmo3", {**PROJECTIONS, **MLP, **AFTER, **QK_NORMS}, _olmo3)
+PARTLY_ROTATED = ("phi3", "glm4")
+
+
 def architecture_of(file: GgufFile) -> Architecture:
     """Returns the architecture of a file. Raises ExportError for one that holds no family of this exporter."""
     name, kind = file.architecture, file.metadata.get("general.type", "model")
@@ -226,6 +278,8 @@ def architecture_of(file: GgufFile) -> Architecture:
         )
     if name == "llama" and file.optional("expert_count"):
         return MIXTRAL_OF_LLAMA
+    if name == "olmo2" and file.optional("attention.sliding_window"):
+        return OLMO3_OF_OLMO2
     return ARCHITECTURES[name]
 
 
@@ -238,7 +292,7 @@ def config_of(file: GgufFile, architecture: Architecture) -> Config:
     head_dim = file.integer("attention.key_length", max(1, hidden // heads))
     if file.integer("attention.value_length", head_dim) != head_dim:
         raise ExportError(f"{file.path}: keys and values of a head differ in width, which is not supported")
-    if architecture.model_type != "phi3" and file.integer("rope.dimension_count", head_dim) != head_dim:
+    if architecture.model_type not in PARTLY_ROTATED and file.integer("rope.dimension_count", head_dim) != head_dim:
         raise ExportError(f"{file.path}: a part of each head is rotated, which {file.architecture} is not known to do")
     config: Config = {
         "model_type": architecture.model_type,
