@@ -329,7 +329,11 @@ def _add_make(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_engines(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", metavar="BUNDLE", help="folder that eagle-export wrote with -p fp16, int8 or int4")
+    parser.add_argument(
+        "bundle",
+        metavar="BUNDLE",
+        help="folder that eagle-export wrote with -p fp16, int8, int8-weight, fp8, int4 or int4-int8",
+    )
     parser.add_argument("--backend", choices=LIBRARIES, required=True, help="library that will run the engines")
     parser.add_argument(
         "--compute-capability",

@@ -191,6 +191,6 @@ RECYCLING = Method(
     "recycling",
     (Trees(("cost-aware",), DRAFTS, _recycling),),
     proposer="habits",
-    default="without a head where a pass takes 10 ms and more",
+    default="without a head or a datastore where a pass takes 10 ms and more, or a file keeps habits",
     is_default=lambda loaded, fixed: loaded.habits_pay and not fixed,
 )

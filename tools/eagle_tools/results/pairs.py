@@ -66,11 +66,11 @@ def published(work: Path, say: Callable[[str], None]) -> Pair:
 
 
 def grown(work: Path, say: Callable[[str], None]) -> Pair:
-    """Returns that pair grown to 1.3 B parameters, written to work/smollm2-grown unless it is there. Raises
+    """Returns that pair grown to 1.2 B parameters, written to work/smollm2-grown unless it is there. Raises
     RequestError."""
-    title = "SmolLM2-135M-Instruct grown to 30 layers x 2304: 1.3 B parameters"
+    title = "SmolLM2-135M-Instruct grown to 30 layers x 2304: 1.2 B parameters"
     caption = (
-        "Model: SmolLM2-135M-Instruct, grown to 1.3 B parameters by function-preserving steps (`tools/grow.py`): the "
+        "Model: SmolLM2-135M-Instruct, grown to 1.2 B parameters by function-preserving steps (`tools/grow.py`): the "
         "text of the small model at the cost of the large one."
     )
     pair = Pair("smollm2-grown", work / "smollm2-grown", title, caption)
