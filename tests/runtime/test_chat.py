@@ -256,6 +256,11 @@ def test_commands(talk: Talk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert all(name in said for name in SETTINGS) and "/retry [SEED]" in said and "answers 6" in said
     assert "temperature 5" in said and re.search(r"8 tokens, of which \d were drafted", said)
     talk.take("/set temperature")
+    talk.take("/set max_new_tokens 3")
+    talk.take("/set max_new_tokens")
+    talk.take("/set")
+    said = capsys.readouterr().err
+    assert "max_new_tokens 8" in said and "temperature 5" not in said
     talk.take("/system")
     assert [message["role"] for message in talk.messages] == ["user", "assistant"] * 3
     talk.take("/reset")

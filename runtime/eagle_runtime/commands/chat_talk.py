@@ -26,7 +26,7 @@ HELP = {
     "save": ("FILE", "write the conversation to a file"),
     "load": ("FILE", "go on with the conversation of a file"),
     "system": ("[TEXT]", "set the system text; without TEXT there is none"),
-    "set": ("[NAME [VALUE]]", "change a setting; without VALUE to its default; alone: list them"),
+    "set": ("[NAME [VALUE]]", "change a setting; without VALUE to that of the start; alone: list them"),
     "stats": ("", "figures of all answers"),
     "tokens": ("", "the last answer, with its drafted tokens in brackets"),
     "quit": ("", "leave; so does Ctrl-C twice, and the end of input"),
@@ -60,6 +60,7 @@ class Talk:
         self._settings: dict[str, Any] = {}
         for name, value in settings.items():
             self._change(name, value)
+        self._first = dict(self._settings)
         self._chat = model.conversation(tools=tools)
         self._raw = not model.text.chat
         self._last_text: str | None = None  # where there is no template: the text that was continued last
@@ -232,6 +233,7 @@ class Talk:
                 self._screen.note(f"{setting} {json.dumps(self._settings.get(setting, default))}")
         elif not value.strip():
             self._settings.pop(_setting(name), None)
+            self._settings |= {key: value for key, value in self._first.items() if key == name}
         else:
             self._change(name, _value(value.strip()))
 
