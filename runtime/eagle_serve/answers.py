@@ -193,12 +193,11 @@ class Answer:
         return {self._engine.token_text(other): finite(value) for other, value in token.top}
 
     def _echoed(self, prompt: Sequence[Token]) -> list[Token]:
-        """The prompt's tokens: those that the tokenizer puts before a text have no part in what was sent."""
-        tokens, count = list(prompt), 0
-        while count < len(tokens) and not self._job.prepared.echo.startswith(tokens[count].text):
-            tokens[count] = replace(tokens[count], text="")
-            count += 1
-        return tokens
+        """The prompt's tokens: a special one that the tokenizer puts before a text has no part in what was sent."""
+        if not prompt or self._job.prepared.echo.startswith(prompt[0].text):
+            return list(prompt)
+        added = self._engine.model.text.special_id(prompt[0].text) is not None
+        return [replace(prompt[0], text="") if added else prompt[0], *prompt[1:]]
 
     def _shown(self, piece: Piece) -> list[Token]:
         """The tokens of a piece that the answer has. Evaluations count on one after the prompt, be it the last."""
