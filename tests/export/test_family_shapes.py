@@ -87,6 +87,39 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_experts": 16,
         "num_experts_per_tok": 8,
     },
+    "olmo3": {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 32, "sliding_window": 256},
+    "ministral3": {
+        "hidden_size": 3072,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "sliding_window": None,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "original_max_position_embeddings": 256,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "glm4": {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128},
+    "ernie4_5": {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 128},
+    "hunyuan_v1_dense": {
+        "hidden_size": 1024,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0},
+    },
+    "exaone4": {
+        "hidden_size": 2048,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "sliding_window": 256,
+        "sliding_window_pattern": 2,
+    },
+    "seed_oss": {"hidden_size": 5120, "num_attention_heads": 80, "num_key_value_heads": 8, "head_dim": 128},
+    "arcee": {"hidden_size": 2560, "num_attention_heads": 20, "num_key_value_heads": 4, "head_dim": 128},
 }
 UNBUILT = {"gemma2"}  # refused: TensorRT's Attention has no bound of scores
 
