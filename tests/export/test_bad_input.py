@@ -288,10 +288,10 @@ CASES = [
         lambda w: w.bundle.mkdir(), lambda w: (w.bundle / "thesis.txt").write_text("mine")
     ),
     case("a file in the way", "out/bundle", "not a folder")(lambda w: w.bundle.write_text("mine")),
-    case("a dangling link", "out/bundle", "not a folder")(lambda w: w.bundle.symlink_to("nowhere")),
-    case("a link to a folder", "out/bundle", "not a folder")(lambda w: w.bundle.symlink_to(w.eagle3)),
+    case("a dangling link", "out/bundle is a link")(lambda w: w.bundle.symlink_to("nowhere")),
+    case("a link to a folder", "out/bundle is a link")(lambda w: w.bundle.symlink_to(w.eagle3)),
     case("no parent", "out does not exist")(lambda w: w.bundle.parent.rmdir()),
-    case("parent a file", "out does not exist")(
+    case("parent a file", "out is not a folder")(
         lambda w: w.bundle.parent.rmdir(), lambda w: w.bundle.parent.write_text("mine")
     ),
 ]

@@ -134,7 +134,9 @@ def _counted(model: EagleModel, before: Counters) -> dict[str, int]:
 
 def _report(result: Result, as_json: bool, counters: dict[str, int] | None) -> None:
     if as_json:
-        print(json.dumps(dataclasses.asdict(result) | ({} if counters is None else {"counters": counters})), flush=True)
+        told = dataclasses.asdict(result) | ({} if counters is None else {"counters": counters})
+        del told["prompt"]  # which no option asks for
+        print(json.dumps(told), flush=True)
         return
     stats = result.usage
     print(flush=True)
