@@ -68,10 +68,13 @@ class Dialect:
     join: Callable[[Sequence[dict[str, Any]]], dict[str, Any]] | None = None
 
     def check(self, request: Request) -> None:
-        """Raises ApiError for a request of several answers where this API has one."""
+        """Raises ApiError for a request of several answers, or of one that begins with the prompt, where this API has
+        neither."""
         if self.join is None and request.choices * max(1, len(request.prompts)) > 1:
             name = "n" if request.choices > 1 else "prompt"
             raise unsupported(name, "asks for several answers, but here a request gets one")
+        if self.join is None and request.echo:
+            raise unsupported("echo", "is for /v1/completions alone; leave it out")
 
     def renamed(self, error: ApiError) -> ApiError:
         """An error of OpenAI's field as one of the field that was sent."""

@@ -20,7 +20,6 @@ from eagle_serve.figures import drafting, finite, shown, timings
 from eagle_serve.frames import EVENTS, comment, event
 from eagle_serve.jobs import Job
 from eagle_serve.messages import parse_messages
-from eagle_serve.refused import no_echo
 
 # How llama.cpp keeps caches and slots, and what its answers tell besides; nothing of the text depends on it.
 OWN = {
@@ -41,7 +40,6 @@ def read(body: Body, engine: Engine) -> Read:
         raise unsupported("response_fields", "is not supported; pick the fields yourself")
     if integer(0)(body.get("n_probs") or 0, "n_probs"):
         fields["logprobs"] = body["n_probs"]
-    no_echo(fields)
     return Read("completions", fields)
 
 

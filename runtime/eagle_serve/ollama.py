@@ -19,7 +19,6 @@ from eagle_serve.dialect import Body, Dialect, Read, each
 from eagle_serve.engine import Engine
 from eagle_serve.errors import ApiError, unsupported, wrong_type
 from eagle_serve.ollama_answer import ChatAnswer, GenerateAnswer, head
-from eagle_serve.refused import no_echo
 
 VERSION = "0.12.11"  # of Ollama, whose API this is
 TAG = ":latest"
@@ -64,7 +63,6 @@ def read_generate(body: Body, engine: Engine) -> Read:
         if system:
             raise unsupported("system", "needs the model's chat template, which is not used here; put it into prompt")
         fields = _common({name: value for name, value in body.items() if name != "think"}, engine)
-        no_echo(fields)
         return Read("completions", {"max_tokens": -1, **fields, "prompt": prompt})
     asked = [{"role": "system", "content": system}] if system else []
     return Read("chat", {**_common(body, engine), "messages": [*asked, {"role": "user", "content": prompt}]})

@@ -164,12 +164,6 @@ def refuse(given: Mapping[str, Any], endpoint: Endpoint) -> None:
         raise unsupported("modalities", "may be ['text'] alone: this model writes text")
 
 
-def no_echo(fields: Mapping[str, Any]) -> None:
-    """Raises ApiError where an API that has no echo is asked for one."""
-    if fields.get("echo"):
-        raise unsupported("echo", "is for /v1/completions alone; leave it out")
-
-
 def _no_penalties(given: Mapping[str, Any]) -> bool:
     """Whether a request says that nothing is penalised; one that does not say has the model's own penalty."""
     repetition = [given[name] for name in ("repeat_penalty", "repetition_penalty") if name in given]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from eagle_runtime.core.generate import Cycle
@@ -110,6 +110,13 @@ class Result:
     def seed(self) -> int:
         """The seed that draws the same tokens again after the same prompt."""
         return self.usage.seed
+
+    def as_data(self) -> dict[str, Any]:
+        """Returns the fields as JSON has them; the prompt only where it was asked for."""
+        told = asdict(self)
+        if not self.prompt:
+            del told["prompt"]
+        return told
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,9 +134,7 @@ def _counted(model: EagleModel, before: Counters) -> dict[str, int]:
 
 def _report(result: Result, as_json: bool, counters: dict[str, int] | None) -> None:
     if as_json:
-        told = dataclasses.asdict(result) | ({} if counters is None else {"counters": counters})
-        del told["prompt"]  # which no option asks for
-        print(json.dumps(told), flush=True)
+        print(json.dumps(result.as_data() | ({} if counters is None else {"counters": counters})), flush=True)
         return
     stats = result.usage
     print(flush=True)

@@ -274,8 +274,7 @@ def _prompt(arguments: dict[str, Any]) -> Any:
 
 def _result(result: Result) -> dict[str, Any]:
     usage = {**dataclasses.asdict(result.usage), "ttft_s": result.usage.ttft_s}
-    told = {**dataclasses.asdict(result), "usage": usage, "seed": result.seed}
-    return told if result.prompt else {name: value for name, value in told.items() if name != "prompt"}
+    return {**result.as_data(), "usage": usage, "seed": result.seed}
 
 
 def _state(name: str, chat: Conversation) -> dict[str, Any]:

@@ -44,14 +44,14 @@ metric_list: [{metric: exact_match}]
 }
 
 
-def evaluated(task):
-    """A task's samples, and its metrics."""
+def evaluated(task, **more):
+    """A task's samples, and its metrics. more: arguments of the model."""
     folder = Path("tasks")
     folder.mkdir(exist_ok=True)
     Path("docs.jsonl").write_text("\n".join(map(json.dumps, DOCS)))
     (folder / f"{task}.yaml").write_text(f"task: own_{task}{COMMON}{TASKS[task]}")
     address = {"base_url": f"{URL}/v1/completions", "tokenizer_backend": "huggingface"}
-    arguments = {"model": MODEL, "tokenizer": os.environ["EAGLE_BUNDLE"], "max_length": 512, **address}
+    arguments = {"model": MODEL, "tokenizer": os.environ["EAGLE_BUNDLE"], "max_length": 512, **address, **more}
     tasks = {"tasks": [f"own_{task}"], "task_manager": TaskManager(include_path=str(folder))}
     found = lm_eval.simple_evaluate(model="local-completions", model_args=arguments, log_samples=True, **tasks)
     return found["samples"][f"own_{task}"], found["results"][f"own_{task}"]
@@ -67,8 +67,8 @@ def told(text):
     return asked(text, echo=True, logprobs=1, max_tokens=0)["logprobs"]["token_logprobs"]
 
 
-def choice():
-    samples, results = evaluated("choice")
+def choice(**more):
+    samples, results = evaluated("choice", **more)
     for sample, doc in zip(samples, DOCS, strict=True):
         expected = [sum(told(f"{doc['text']} {one}")[len(doc["text"]) :]) for one in doc["choices"]]
         ours = [response[0][0] for response in sample["resps"]]
@@ -88,4 +88,12 @@ def written():
     return [sample["resps"][0][0] for sample in samples] == expected
 
 
-report({"multiple choice": choice, "perplexity": rolling, "generation": written})
+report(
+    {
+        "multiple choice": choice,
+        "several prompts in a request": lambda: choice(batch_size=3),
+        "several requests at once": lambda: choice(num_concurrent=3),
+        "perplexity": rolling,
+        "generation": written,
+    }
+)

@@ -31,6 +31,7 @@ BEFORE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"
 AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 AROUND = {"attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm", **AFTER}
 LLAMA_NAMES = {**PROJECTIONS, **MLP, **BEFORE}
+NORMS_AFTER = {**PROJECTIONS, **MLP, **AFTER, **QK_NORMS}
 EXPERTS = {f"ffn_{name}": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")}
 MIXTRAL = {
     f"ffn_{name}": f"block_sparse_moe.experts.{{}}.{part}"
@@ -42,14 +43,15 @@ MIXTRAL = {
 class Architecture:
     """model_type: of the config. layer: name of a part of a block -> name in a layer. config: file, the config of all
     -> what differs in it. turned: whether rows of queries and keys are in llama.cpp's order. norm_added: what the gains
-    of norms have in addition to the checkpoint's. experts: part of a block -> name of an expert's, with {} for its
-    number."""
+    of norms have in addition to the checkpoint's. partly: whether a part of each head may be rotated alone. experts:
+    part of a block -> name of an expert's, with {} for its number."""
 
     model_type: str
     layer: Mapping[str, str]
     config: Callable[[GgufFile, Config], Config] = lambda file, config: {}
     turned: bool = False
     norm_added: float = 0.0
+    partly: bool = False
     experts: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -84,15 +86,18 @@ def _granite(file: GgufFile, config: Config) -> Config:
     return {**_llama(file, config), **scales}
 
 
+def _part_rotated(file: GgufFile, config: Config) -> Config:
+    share = file.integer("rope.dimension_count", config["head_dim"]) / config["head_dim"]
+    rope = {**config["rope_parameters"], "partial_rotary_factor": share}
+    return {"partial_rotary_factor": share, "rope_parameters": rope}
+
+
 def _phi3(file: GgufFile, config: Config) -> Config:
-    width, rotated = config["head_dim"], file.integer("rope.dimension_count", config["head_dim"])
-    rope = {**config["rope_parameters"], "partial_rotary_factor": rotated / width}
     original = file.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
     window = file.optional("attention.sliding_window")  # 0 for Phi-4
     return {
         "original_max_position_embeddings": original,
-        "partial_rotary_factor": rotated / width,
-        "rope_parameters": rope,
+        **_part_rotated(file, config),
         "sliding_window": window or None,
         "head_dim": None,
     }
@@ -187,9 +192,7 @@ def _exaone4(file: GgufFile, config: Config) -> Config:
 
 
 def _glm4(file: GgufFile, config: Config) -> Config:
-    share = file.integer("rope.dimension_count", config["head_dim"]) / config["head_dim"]
-    rope = {**config["rope_parameters"], "partial_rotary_factor": share}
-    return {**_biases(file, config), "partial_rotary_factor": share, "rope_parameters": rope}
+    return {**_biases(file, config), **_part_rotated(file, config)}
 
 
 def _seed_oss(file: GgufFile, config: Config) -> Config:
@@ -210,13 +213,14 @@ ARCHITECTURES = {
             **BEFORE,
         },
         _phi3,
+        partly=True,
     ),
     "gemma": Architecture("gemma", LLAMA_NAMES, norm_added=1.0),
     "gemma2": Architecture("gemma2", {**PROJECTIONS, **MLP, **AROUND}, _gemma2, norm_added=1.0),
     "gemma3": Architecture("gemma3_text", {**PROJECTIONS, **MLP, **AROUND, **QK_NORMS}, _gemma3, norm_added=1.0),
     "smollm3": Architecture("smollm3", LLAMA_NAMES, _smollm3, turned=True),
     "granite": Architecture("granite", LLAMA_NAMES, _granite, turned=True),
-    "olmo2": Architecture("olmo2", {**PROJECTIONS, **MLP, **AFTER, **QK_NORMS}, _biases),
+    "olmo2": Architecture("olmo2", NORMS_AFTER, _biases),
     "glm4": Architecture(
         "glm4",
         {
@@ -228,6 +232,7 @@ ARCHITECTURES = {
             "post_ffw_norm": "post_mlp_layernorm",
         },
         _glm4,
+        partly=True,
     ),
     "ernie4_5": Architecture(
         "ernie4_5", LLAMA_NAMES, lambda file, config: {"use_bias": "blk.0.attn_q.bias" in file.tensors}
@@ -237,7 +242,7 @@ ARCHITECTURES = {
         {**LLAMA_NAMES, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
         _biases,
     ),
-    "exaone4": Architecture("exaone4", {**PROJECTIONS, **MLP, **AFTER, **QK_NORMS}, _exaone4),
+    "exaone4": Architecture("exaone4", NORMS_AFTER, _exaone4),
     "seed_oss": Architecture(
         "seed_oss",
         {**PROJECTIONS, **MLP, "attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"},
@@ -259,11 +264,8 @@ MIXTRAL_OF_LLAMA = Architecture(
     turned=True,
     experts=MIXTRAL,
 )
-
-
 # Of architecture olmo2 too, with windows.
-OLMO3_OF_OLMO2 = Architecture("olmo3", {**PROJECTIONS, **MLP, **AFTER, **QK_NORMS}, _olmo3)
-PARTLY_ROTATED = ("phi3", "glm4")
+OLMO3_OF_OLMO2 = Architecture("olmo3", NORMS_AFTER, _olmo3)
 
 
 def architecture_of(file: GgufFile) -> Architecture:
@@ -292,7 +294,7 @@ def config_of(file: GgufFile, architecture: Architecture) -> Config:
     head_dim = file.integer("attention.key_length", max(1, hidden // heads))
     if file.integer("attention.value_length", head_dim) != head_dim:
         raise ExportError(f"{file.path}: keys and values of a head differ in width, which is not supported")
-    if architecture.model_type not in PARTLY_ROTATED and file.integer("rope.dimension_count", head_dim) != head_dim:
+    if not architecture.partly and file.integer("rope.dimension_count", head_dim) != head_dim:
         raise ExportError(f"{file.path}: a part of each head is rotated, which {file.architecture} is not known to do")
     config: Config = {
         "model_type": architecture.model_type,

@@ -28,6 +28,7 @@ STRING, ARRAY = 8, 9  # numbers of types
 MOST_AXES = 4
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")  # names that llama-gguf-split gives
 ADVICE = "convert the model again with llama.cpp's convert_hf_to_gguf.py"
+OTHER_TYPE = "give a file of another type, such as Q8_0, Q4_K_M or F16"
 UNBLOCKED_TYPES = ("F64", "F32", "F16", "BF16")  # types without blocks
 
 
@@ -138,9 +139,9 @@ def _read_part(path: Path) -> tuple[dict[str, Any], list[Entry]]:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             values, infos = _Header(content).read()
-        size, entries = path.stat().st_size, []
+        size, entries, known = path.stat().st_size, [], set(GGMLQuantizationType)
         for info in infos:
-            if info.kind not in set(GGMLQuantizationType):
+            if info.kind not in known:
                 raise UnknownTypeError(f"tensor {info.name!r} is of type {info.kind}")
             kind = GGMLQuantizationType(info.kind)
             block, stored = GGML_QUANT_SIZES[kind]
@@ -152,8 +153,7 @@ def _read_part(path: Path) -> tuple[dict[str, Any], list[Entry]]:
         raise ExportError(f"{path} was written for machines with the other byte order; {ADVICE} on this one") from None
     except UnknownTypeError as error:
         raise ExportError(
-            f"{path}: {error}, which the installed package gguf does not know; update it, or give a file of another "
-            "type, such as Q8_0, Q4_K_M or F16"
+            f"{path}: {error}, which the installed package gguf does not know; update it, or {OTHER_TYPE}"
         ) from None
     except Exception as error:  # many kinds, for bytes that are not what they should be
         what = " ".join(str(error).split())[:200] or type(error).__name__

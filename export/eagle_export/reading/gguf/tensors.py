@@ -17,7 +17,7 @@ import numpy as np
 
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.gguf.architectures import TOP, Architecture
-from eagle_export.reading.gguf.file import ADVICE, UNBLOCKED_TYPES, Entry, GgufFile
+from eagle_export.reading.gguf.file import ADVICE, OTHER_TYPE, UNBLOCKED_TYPES, Entry, GgufFile
 from eagle_export.reading.stored_tensors import StoredTensor
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def check_kinds(file: GgufFile) -> None:
         except NotImplementedError:
             first = next(name for name, entry in file.tensors.items() if entry.kind == kind)
             raise ExportError(
-                f"{file.path}: tensor {first!r} is of type {kind}, which the package gguf does not dequantise; give a "
-                "file of another type, such as Q8_0, Q4_K_M or F16"
+                f"{file.path}: tensor {first!r} is of type {kind}, which the package gguf does not dequantise; "
+                f"{OTHER_TYPE}"
             ) from None
 
 
