@@ -184,7 +184,7 @@ def product_in_words(x: Array, blocks: Blocks) -> Array:
 @dataclass(frozen=True, slots=True)
 class Heads:
     """Of one attention node. window 0: none; cap 0: none. kept: type of its cache; uint8 for bytes with scales. turned:
-    how many numbers of a head are rotated; None for all."""
+    how many numbers of a head are rotated; None for all. sinks: whether each head has one."""
 
     heads: int
     kv_heads: int
@@ -195,20 +195,27 @@ class Heads:
     rotated: bool = True
     kept: str = "float32"
     turned: int | None = None
+    sinks: bool = False
 
     def session(self, by_rows: bool = False, **other: int) -> OneNode:
         """One ExactTreeAttention. by_rows: keys and values [1, P, KV, D]; other: attributes in the place of the right
         ones."""
         names = ["q", "k", "v", "keys", "values", "positions", "mask", *(["cosine", "sine"] if self.rotated else [])]
         ranks = [3, 3, 3, 4 if by_rows else 3, 4, 2, 4, 3, 3]
+        inputs = [*names, *[""] * (9 - len(names)), "sinks"] if self.sinks else names
         kinds = {name: TensorProto.INT64 if name == "positions" else TensorProto.FLOAT for name in names}
         kinds |= dict.fromkeys(("keys", "values"), helper.np_dtype_to_tensor_dtype(np.dtype(self.kept)))
         attributes: dict[str, Any] = {"heads": self.heads, "kv_heads": self.kv_heads, "width": self.width}
         attributes |= {"scale": self.width**-0.5, "window": self.window, "softcap": self.cap}
         node = helper.make_node(
-            "ExactTreeAttention", names, ["y0", "y1", "y2"], domain="eagle", **{**attributes, **other}
+            "ExactTreeAttention", inputs, ["y0", "y1", "y2"], domain="eagle", **{**attributes, **other}
         )
-        return opened([node], {n: (kinds[n], r) for n, r in zip(names, ranks, strict=False)}, 3, {})
+        constants = {"sinks": self.sinks_of_heads()} if self.sinks else {}
+        return opened([node], {n: (kinds[n], r) for n, r in zip(names, ranks, strict=False)}, 3, constants)
+
+    def sinks_of_heads(self) -> Array:
+        """[heads]: some below and some far above what scores are."""
+        return np.linspace(-3, 20, self.heads, dtype=np.float32)
 
     def past(self, rng: np.random.Generator, length: int) -> tuple[Array, Array]:
         """Keys and values of so many rows as passes return them: [L, KV, D], or in bytes [L, KV, D / 4 + 1]."""
@@ -281,8 +288,10 @@ class Heads:
                 )
                 scores = keys @ q[t, h] * self.width**-0.5
                 scores = self.cap * np.tanh(scores / self.cap) if self.cap else scores
-                weights = np.exp(scores - scores.max())
-                out[t, h] = weights @ values / weights.sum()
+                sink = [float(self.sinks_of_heads()[h])] if self.sinks else []
+                top = max([scores.max(), *sink])
+                weights = np.exp(scores - top)
+                out[t, h] = weights @ values / (weights.sum() + np.exp(np.array(sink) - top).sum())
         flat: Array = out.reshape(count, -1)
         return flat
 

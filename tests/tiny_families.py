@@ -52,6 +52,17 @@ GROWING_QUERIES = {
         "llama_4_scaling_beta": 0.1,
     }
 }
+TINY_YARN = {
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 4.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": CONTEXT // 4,
+    }
+}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 # A family is one row here and one declaration in export/eagle_export/reading/families.
 ROWS = {
@@ -88,6 +99,9 @@ ROWS = {
     "Qwen3-MoE, one layer without experts": Row(
         "qwen3_moe", {**EXPERTS, "moe_intermediate_size": 24, "norm_topk_prob": True, "mlp_only_layers": [1]}
     ),
+    "gpt-oss": Row(
+        "gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 12, **TINY_YARN}
+    ),
     "OLMoE": Row("olmoe", {**EXPERTS, "clip_qkv": 1.5}),
 }
 
@@ -114,7 +128,7 @@ def source_of(row: Row) -> Any:
     )
     model = cls(config).eval()
     for name, parameter in model.named_parameters():
-        if name.endswith(("norm.weight", "bias", "gate.weight")):  # else all ones or zeros
+        if name.endswith(("norm.weight", "bias", "gate.weight", "sinks")):  # else all ones or zeros
             torch.nn.init.normal_(parameter, parameter.mean().item(), 0.3)
     return model
 

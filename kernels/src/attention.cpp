@@ -11,6 +11,7 @@
 //            [1, 1, T, L]: the last L - T rows of the past belong to the tree too; [1, 1, T, T + 1] for rows of several
 //            texts that were announced (eagle_next_pass), whose last column numbers the text of a row, from 0 on
 //            cosine and sine [1, T, R / 2] fp32, by which the first R numbers of each head of q and k are rotated, or neither
+//            sinks [heads] fp32, or nothing: of each head a score without a key, which takes its share of a row's weights
 //   outputs  [1, T, heads * D], new keys and new values [1, T, kv_heads, D], fp32; with a past in fp16 the nearest values
 //            that it has, beyond its range the largest; with a past of bytes [1, T, kv_heads, D / 4 + 1], its bytes
 //   attributes  heads, kv_heads, width (D), scale; window (0: none), softcap (0: none)
@@ -115,7 +116,7 @@ bool is_chain(const float* mask, int64_t rows, int64_t apart) {
 ort::Status read(const Heads& node, Pass* pass, Attention* job, const float** mask, bool* several) {
   const ort::Tensor &q = pass->input(0), &k = pass->input(1), &v = pass->input(2), &keys = pass->input(3);
   const ort::Tensor &values = pass->input(4), &positions = pass->input(5), &tree = pass->input(6);
-  const ort::Tensor &cosine = pass->input(7), &sine = pass->input(8);
+  const ort::Tensor &cosine = pass->input(7), &sine = pass->input(8), &sinks = pass->input(9);
   Attention& j = *job;
   const int64_t rows = q.rank >= 2 ? q.dims[1] : 0, D = node.width;
   if (rows < 1 || rows > (1 << 20) || !rows_of(q, rows, node.heads, D) || !rows_of(k, rows, node.kv_heads, D) ||
@@ -138,6 +139,8 @@ ort::Status read(const Heads& node, Pass* pass, Attention* job, const float** ma
     if (rotates && (!t->is(ort::FLOAT, 3) || t->dims[0] != 1 || t->dims[1] != rows || t->dims[2] != cosine.dims[2] ||
                     t->dims[2] * 2 > D || t->dims[2] < 1 || t->dims[2] % 8))
       return ort::error("ExactTreeAttention: cosine or sine have another shape or type");
+  if (sinks.data != nullptr && (!sinks.is(ort::FLOAT, 1) || sinks.dims[0] != node.heads))
+    return ort::error("ExactTreeAttention: sinks have another shape or type");
   j.rows = rows, j.earlier = by_rows && !*several ? seen - rows : 0;
   j.heads = node.heads, j.kv_heads = node.kv_heads, j.width = D, j.window = node.window;
   j.scale = node.scale, j.cap = node.cap, j.turned = rotates ? 2 * cosine.dims[2] : 0;
@@ -149,6 +152,7 @@ ort::Status read(const Heads& node, Pass* pass, Attention* job, const float** ma
   j.v = static_cast<const float*>(v.data);
   j.past_keys = keys.data, j.past_values = values.data;
   j.cosine = static_cast<const float*>(cosine.data), j.sine = static_cast<const float*>(sine.data);
+  j.sinks = static_cast<const float*>(sinks.data);
   *mask = static_cast<const float*>(tree.data);
   const int64_t out[3] = {1, rows, node.heads * D}, rows_out[4] = {1, rows, node.kv_heads, j.row};
   RETURN_IF_ERROR(pass->output(0, out, 3, &j.out));
@@ -376,7 +380,7 @@ ort::Status plan(const void* what, Pass* pass) {
 }
 
 constexpr Operator DECLARED = {"ExactTreeAttention",
-                               9,
+                               10,
                                7,
                                3,
                                3,
@@ -390,7 +394,7 @@ constexpr ort::CustomOp OPERATOR =
     });
 }  // namespace
 
-const Kind ATTENTION = {9, [](int) { return true; }, create_kind<Heads, read>, destroy_kind<Heads>, plan};
+const Kind ATTENTION = {10, [](int) { return true; }, create_kind<Heads, read>, destroy_kind<Heads>, plan};
 
 const ort::CustomOp* attention_operator() { return &OPERATOR; }
 }  // namespace eagle

@@ -306,10 +306,16 @@ static void part(const Attention& job, int64_t h, int64_t group, float* work) {
   group_sums_of(job, h, 0, job.rows, group, {p, p + rows, p + 2 * rows}, work);
 }
 
-static void finish(const Attention& job, int64_t h, int64_t row, float total, const float* mixed) {
+static void finish(const Attention& job, int64_t h, int64_t row, float top, float total, const float* mixed) {
   const int64_t sharing = job.sharing(), D = job.width;
   float* out = job.out + (row / sharing * job.heads + h * sharing + row % sharing) * D;
-  for (int64_t d = 0; d < D; d += 8) store(out + d, div(load(mixed + d), all(total)));
+  if (job.sinks == nullptr) {
+    for (int64_t d = 0; d < D; d += 8) store(out + d, div(load(mixed + d), all(total)));
+    return;
+  }
+  const float sink = job.sinks[h * sharing + row % sharing], m = top > sink ? top : sink;
+  const V kept = all(exponential(top - m)), sum = fma(all(total), kept, all(exponential(sink - m)));
+  for (int64_t d = 0; d < D; d += 8) store(out + d, div(mul(load(mixed + d), kept), sum));
 }
 
 // Folds the parts of one kv head.
@@ -321,7 +327,7 @@ static void join(const Attention& job, int64_t h) {
       const float* p = base + g * size;
       fold(D, base[r], base[rows + r], base + 2 * rows + r * D, p[r], p[rows + r], p + 2 * rows + r * D);
     }
-    finish(job, h, r, base[rows + r], base + 2 * rows + r * D);
+    finish(job, h, r, base[r], base[rows + r], base + 2 * rows + r * D);
   }
 }
 
@@ -339,5 +345,5 @@ static void whole_rows(const Attention& job, int64_t h, int64_t first, int64_t l
            each.mixed + r * D);
   }
   for (int64_t r = 0; r < rows; r++)
-    finish(job, h, first * job.sharing() + r, all_groups.total[r], all_groups.mixed + r * D);
+    finish(job, h, first * job.sharing() + r, all_groups.top[r], all_groups.total[r], all_groups.mixed + r * D);
 }

@@ -3,10 +3,11 @@
 //   inputs    x [.., H] fp32; shares [.., E] fp32, which the node gets: 0 for the experts that a row does not have; added
 //             [.., H] fp32 or nothing; grids [3 * E, 2] int64, an initializer: bits and block of each weight. The node's
 //             9 * E inputs after grids are those weights, of each expert gate [I, H], up [I, H] and down [H, I], as
-//             levels, steps and zero levels of RowExactMatMul
+//             levels, steps and zero levels of RowExactMatMul; with biases 3 * E more follow, of each expert those of
+//             gate, up and down, fp32
 //   output    as x: ((0 + a) + b) + ... + added, with a, b, ... share * down(activation(gate(x)) * up(x)) of the row's
 //             experts, in ascending order
-//   attributes  H; I; activation (1: SiLU, 2: GELU by tanh)
+//   attributes  H; I; activation (1: SiLU, 2: GELU by tanh, 3: see BOUNDED); alpha, limit, of the last; biases (0 or 1)
 //
 // So a row's bits depend on the row. An expert without rows is not read. Rows of one expert make tiles of their own.
 #include <string.h>
@@ -32,19 +33,21 @@ struct Experts {
 };
 
 ort::Status read(const Source& source, Experts* all) {
-  int64_t hidden = 0, width = 0, activation = NONE;
+  int64_t hidden = 0, width = 0, biases = 0;
+  Before gates;
   const bool named = source.attribute("H", &hidden) && source.attribute("I", &width);
-  source.attribute("activation", &activation);
+  source.attribute("biases", &biases);
+  const bool gated = read_activation(source, &gates) && gates.activation != NONE;
   ort::Tensor grids;
   RETURN_IF_ERROR(source.constant(GRIDS, &grids));
   const int64_t count = grids.is(ort::INT64, 2) && grids.dims[1] == 2 ? grids.dims[0] / 3 : 0;
   if (!named || hidden < 8 || hidden > WIDEST || hidden % 8 || width < 8 || width > WIDEST || width % 8 || count < 1 ||
-      count > MOST_EXPERTS || grids.dims[0] != 3 * count || (activation != SILU && activation != GELU))
-    return ort::error("RowExactExperts: H, I, activation or grids have a value or shape that is not known");
+      count > MOST_EXPERTS || grids.dims[0] != 3 * count || !gated || biases < 0 || biases > 1)
+    return ort::error("RowExactExperts: H, I, activation, biases or grids have a value or shape that is not known");
   const int64_t first = source.places[GRIDS] + 1;
   size_t given = 0;
   RETURN_IF_ERROR(ort::call(ort::INFO_INPUT_COUNT, source.info, &given));
-  if (size_t(first + 9 * count) > given) return ort::error("RowExactExperts: weights are missing");
+  if (size_t(first + (biases ? 12 : 9) * count) > given) return ort::error("RowExactExperts: weights are missing");
   all->each = static_cast<Expert*>(malloc(size_t(count) * sizeof(Expert)));
   if (all->each == nullptr) return ort::error(NO_MEMORY);
   all->hidden = hidden, all->width = width;
@@ -55,7 +58,7 @@ ort::Status read(const Source& source, Experts* all) {
     all->count = e + 1;
     expert.in.kernels = expert.out.kernels = &kernels;
     expert.in.count = 2, expert.out.count = 1;
-    expert.out.before.activation = static_cast<int>(activation);
+    expert.out.before = gates;
     for (int i = 0; i < 3; i++, grid += 2) {
       Stored stored;
       ort::Tensor* const parts[] = {&stored.levels, &stored.steps, &stored.zeros};
@@ -66,6 +69,12 @@ ort::Status read(const Source& source, Experts* all) {
       Weight* weight = i < 2 ? &expert.in.weights[i] : &expert.out.weights[0];
       RETURN_IF_ERROR(
           read_weight(stored, grid[0], grid[1], 0, i < 2 ? hidden : width, i < 2 ? width : hidden, kernels, weight));
+      if (biases == 0) continue;
+      ort::Tensor bias;
+      RETURN_IF_ERROR(ort::constant(source.info, size_t(first + 9 * count + 3 * e + i), &bias));
+      if (bias.data == nullptr) return ort::error("RowExactExperts: a bias is empty");
+      RETURN_IF_ERROR(copy_numbers(bias, weight->columns, "RowExactExperts: a bias has another shape or type",
+                                   i < 2 ? &expert.in.biases[i] : &expert.out.biases[0]));
     }
   }
   return nullptr;

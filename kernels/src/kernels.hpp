@@ -28,9 +28,11 @@ struct Weight {
 };
 
 // What a row of inputs goes through first: nothing, an activation that gates a second row, or a norm over its mean square.
-enum Activation : int { NONE = 0, SILU = 1, GELU = 2 };
+// BOUNDED: (up + 1) * x * sigmoid(alpha * x), with x at most `limit` and up on either side.
+enum Activation : int { NONE = 0, SILU = 1, GELU = 2, BOUNDED = 3 };
 struct Before {
   int activation = NONE;
+  float alpha = 1, limit = 0;
   const float* norm = nullptr;  // factors [K]; null: no norm
   float epsilon = 0;
   bool any() const { return activation != NONE || norm != nullptr; }
@@ -70,6 +72,7 @@ struct Attention {
   bool writes;                          // new keys and values go to the columns after the committed ones too
   const float *q, *k, *v;               // [T, heads, D], [T, kv_heads, D] twice
   const float *cosine, *sine;           // [T, turned / 2], or null
+  const float* sinks;                   // [heads], scores without a key, or null
   int64_t turned;                       // numbers of a head that are rotated: the first ones; 0: they are already
   const void *past_keys, *past_values;  // column 0 of head 0
   int64_t key_head, key_column;         // numbers from one head to the next, and from one column to the next

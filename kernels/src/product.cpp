@@ -10,7 +10,7 @@
 //               columns begin with (0), so that parts of one weight may be several; epsilon, of the norm; activation
 //
 // With norm, x / root(mean(x^2) + epsilon) * norm takes the place of x; with up, activation(x) * up does (1: SiLU, 2: GELU
-// by tanh). A bias is added to its product; then `added` is, to the product of the only weight.
+// by tanh; 3: see BOUNDED, with attributes alpha and limit). A bias is added to its product; then `added` is, to the product of the only weight.
 #include <string.h>
 
 #include "operators.hpp"
@@ -42,28 +42,20 @@ ort::Status read_weight_of(const Source& source, int index, int64_t inputs, cons
   return read_weight(stored, bits, block, first, inputs, columns, kernels, w);
 }
 
-// A copy of a constant's fp32 numbers; null if the node has none there.
 ort::Status read_numbers(const Source& source, int input, int64_t count, const char* message, float** out) {
   ort::Tensor numbers;
   source.constant_if_given(input, &numbers);
-  if (numbers.data == nullptr) return nullptr;
-  if (!numbers.is(ort::FLOAT, 1) || numbers.dims[0] != count) return ort::error(message);
-  *out = reinterpret_cast<float*>(allocate(static_cast<size_t>(count) * 4));
-  if (*out == nullptr) return ort::error(NO_MEMORY);
-  memcpy(*out, numbers.data, static_cast<size_t>(count) * 4);
-  return nullptr;
+  return copy_numbers(numbers, count, message, out);
 }
 
 ort::Status read_before(const Source& source, int64_t channels, Product* p) {
-  int64_t activation = NONE;
-  source.attribute("activation", &activation);
-  if (activation < NONE || activation > GELU) return ort::error("RowExactMatMul: activation must be 0, 1 or 2");
-  p->before.activation = static_cast<int>(activation);
+  if (!read_activation(source, &p->before))
+    return ort::error("RowExactMatMul: activation, alpha or limit have a value that is not known");
   constexpr const char* UNSOUND = "RowExactMatMul: norm, epsilon or activation do not fit each other or K";
   RETURN_IF_ERROR(read_numbers(source, NORM, channels, UNSOUND, &p->norm));
   p->before.norm = p->norm;
   const bool sound = p->norm == nullptr ||
-                     (source.attribute("epsilon", &p->before.epsilon) && p->before.epsilon >= 0 && activation == NONE);
+                     (source.attribute("epsilon", &p->before.epsilon) && p->before.epsilon >= 0 && p->before.activation == NONE);
   return !sound || (p->before.any() && channels % 8) ? ort::error(UNSOUND) : nullptr;
 }
 
@@ -133,6 +125,15 @@ constexpr ort::CustomOp OPERATOR =
       return create_one(PRODUCT, info, kernel);
     });
 }  // namespace
+
+bool read_activation(const Source& source, Before* before) {
+  int64_t activation = NONE;
+  source.attribute("activation", &activation);
+  before->activation = static_cast<int>(activation);
+  if (activation == BOUNDED)
+    return source.attribute("alpha", &before->alpha) && source.attribute("limit", &before->limit) && before->limit >= 0;
+  return activation >= NONE && activation < BOUNDED;
+}
 
 const Kind PRODUCT = {INPUTS, [](int i) { return i == 0 || i == UP || i == ADDED; }, create_kind<Product, read>,
                       destroy_kind<Product>, plan};

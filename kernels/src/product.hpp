@@ -47,6 +47,12 @@ struct Work {  // of one pass
   float* out[MOST];
 };
 
+// Reads the attributes activation, alpha and limit. Returns whether they have values that are known.
+bool read_activation(const Source& source, Before* before);
+
+// A copy of `count` fp32 numbers; null where there are none.
+ort::Status copy_numbers(const ort::Tensor& numbers, int64_t count, const char* message, float** out);
+
 // A weight as it is stored, in the layout of ONNX Runtime's MatMulNBits. zeros: without data, all are the middle one.
 struct Stored {
   ort::Tensor levels, steps, zeros;  // [N, blocks, bytes] uint8, [N, blocks] fp16, [N, bytes] uint8

@@ -80,4 +80,13 @@ ort::Status read_weight(const Stored& stored, int64_t bits, int64_t block, int64
   pack(kernels, levels, steps, zeros, first, w);
   return nullptr;
 }
+
+ort::Status copy_numbers(const ort::Tensor& numbers, int64_t count, const char* message, float** out) {
+  if (numbers.data == nullptr) return nullptr;
+  if (!numbers.is(ort::FLOAT, 1) || numbers.dims[0] != count) return ort::error(message);
+  *out = reinterpret_cast<float*>(allocate(static_cast<size_t>(count) * 4));
+  if (*out == nullptr) return ort::error(NO_MEMORY);
+  memcpy(*out, numbers.data, static_cast<size_t>(count) * 4);
+  return nullptr;
+}
 }  // namespace eagle

@@ -23,9 +23,9 @@ from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.graphs.pair import open_pair
 from eagle_export.graphs.weights import graph_spec
-from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_export.reading.families.registry import FAMILIES
 from eagle_export.reading.families.source import load_source
+from eagle_export.reading.gguf.checkpoint import open_target
 from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.graph import linears
 from eagle_export.recipes.plan import INT8
@@ -253,7 +253,7 @@ def test_logits_and_features_equal_transformers(name: str, bundles: Callable[[st
 @pytest.mark.parametrize("name", ROWS)
 def test_layer_by_layer_equals_the_whole(name: str, sources: Callable[[str], Path]) -> None:
     texts = [list(range(3, 40)), [9, 9, 1]]
-    model = LayeredModel(open_checkpoint(sources(name)), texts)
+    model = LayeredModel(open_target(sources(name)), texts)
     for _ in range(LAYERS):
         assert list(model.run_layer()) == [0, 1]
     whole = load_source(sources(name))
@@ -287,7 +287,7 @@ BIASED = "Qwen2.5, tied, upper layers with a window"
 # Rotations of neighbours, before norms, or of heads of this width, queries that grow, and MLPs without a gate are steps
 # of their own.
 APART = ("ERNIE 4.5", "Hunyuan", "GLM-4", "GLM-4-0414", "OLMo-3", "Ministral-3", "EXAONE 4.0", "AFM")
-MIXTURES = ("Mixtral", "Qwen3-MoE, one layer without experts", "OLMoE")
+MIXTURES = ("Mixtral", "Qwen3-MoE, one layer without experts", "OLMoE", "gpt-oss")
 
 
 @needs_operators

@@ -29,8 +29,8 @@ def test_a_mixture_has_the_bits_of_products(
     instruction_set: str, experts: int, hidden: int, width: int, chosen: int, threads: int
 ) -> None:
     rng = np.random.default_rng(experts)
-    for activation, sums in ((1, True), (2, False)):
-        made = mixture(rng, experts, hidden, width, activation=activation)
+    for activation, sums in ((1, True), (2, False), (3, True)):
+        made = mixture(rng, experts, hidden, width, activation=activation, biased=activation == 3)
         with instructions(instruction_set):
             session = made.session(threads, sums=sums)
         for rows in (1, 2, 9, 40):
@@ -80,7 +80,19 @@ def test_rows_may_have_no_expert_and_a_pass_no_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"H": 60}, {"H": 72}, {"I": 0}, {"I": 4}, {"I": 72}, {"activation": 0}, {"activation": 3}]
+    "other",
+    [
+        {"H": 60},
+        {"H": 72},
+        {"I": 0},
+        {"I": 4},
+        {"I": 72},
+        {"activation": 0},
+        {"activation": 3},
+        {"activation": 4},
+        {"biases": 2},
+        {"biases": 1},
+    ],
 )
 def test_attributes_are_checked(other: dict[str, Any]) -> None:
     made = mixture(np.random.default_rng(6), 2, 64, 64, [Grid(4, 32, True)])

@@ -50,6 +50,8 @@ HEADS = [
     Heads(2, 2, 256, 256, rotated=False, kept="uint8"),
     Heads(4, 2, 40, 40, turned=16),
     Heads(2, 1, 32, 32, turned=16, kept="uint8"),
+    Heads(8, 2, 64, 32, window=40, kept="float16", sinks=True),
+    Heads(3, 3, 24, 24, rotated=False, sinks=True),
 ]
 
 
@@ -328,7 +330,8 @@ def test_attributes_of_attention_are_checked(other: dict[str, int]) -> None:
         ({"K": 300}, "another shape"),
         ({"K": 0}, "K must be"),
         ({"K": 1 << 40}, "K must be"),
-        ({"activation": 3}, "activation must be"),
+        ({"activation": 3}, "activation, alpha or limit"),
+        ({"activation": 4}, "activation, alpha or limit"),
     ],
 )
 def test_products_refuse_weights_that_do_not_fit(other: dict[str, Any], said: str) -> None:

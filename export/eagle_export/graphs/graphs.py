@@ -193,13 +193,20 @@ def _attention(
     mask: Tensor,
     scaling: float,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """q [1,Hq,T,D], k and v [1,Hkv,P+T,D]; softcap bounds the scores before the mask. Returns [1,T,Hq,D]. q is scaled
-    here, because TensorRT would apply the operator's own scale to all cached keys."""
-    if softcap is not None:
-        capped, *_rest = torch.onnx.ops.attention(q * scaling, k, v, mask, scale=1.0, softcap=float(softcap))
-        return capped.transpose(1, 2), None
+    """q [1,Hq,T,D], k and v [1,Hkv,P+T,D]; softcap bounds the scores before the mask. s_aux [Hq]: of each head a score
+    without a key (gpt-oss): a key and a value of zeros, which a row sees with that score in the mask. Returns
+    [1,T,Hq,D]. q is scaled here, because TensorRT would apply the operator's own scale to all cached keys."""
+    if s_aux is not None:
+        heads, rows = q.shape[1:3]
+        k, v = (torch.cat([each, each.new_zeros(1, each.shape[1], 1, each.shape[3])], 2) for each in (k, v))
+        sinks = s_aux.reshape(1, -1, 1, 1).to(mask.dtype).expand(1, heads, rows, 1)
+        mask = torch.cat([mask.expand(1, heads, rows, -1), sinks], -1)
+    if softcap is not None or s_aux is not None:
+        out, *_rest = torch.onnx.ops.attention(q * scaling, k, v, mask, scale=1.0, softcap=float(softcap or 0.0))
+        return out.transpose(1, 2), None
     out = nn.functional.scaled_dot_product_attention(
         q * scaling, k, v, attn_mask=mask, scale=1.0, enable_gqa=q.shape[1] != k.shape[1]
     )

@@ -69,11 +69,14 @@ def _rotation_as(modeling: ModuleType) -> Any:
     """Returns the function that rotates as transformers' function of a model does: of a head each number with the one
     half a head away (Llama), or neighbours (GLM). Raises ExportError for one that does something else."""
     heads, angles = torch.arange(1.0, 9.0).reshape(1, 1, 1, 8), torch.arange(1.0, 5.0).reshape(1, 1, 4)
-    tables = torch.cat([angles, angles], -1)
-    expected = modeling.apply_rotary_pos_emb(heads, heads, tables.cos(), tables.sin())[1]
-    for one in (partial(_apply_rotary, False), partial(_apply_rotary, True)):
-        if torch.allclose(one(heads, heads, angles.cos(), angles.sin())[1], expected):
-            return one
+    for tables in (torch.cat([angles, angles], -1), angles):  # of a head, or of one half (gpt-oss)
+        try:
+            expected = modeling.apply_rotary_pos_emb(heads, heads, tables.cos(), tables.sin())[1]
+        except RuntimeError:  # of shapes that do not fit
+            continue
+        for one in (partial(_apply_rotary, False), partial(_apply_rotary, True)):
+            if torch.allclose(one(heads, heads, angles.cos(), angles.sin())[1], expected):
+                return one
     raise ExportError(f"{modeling.__name__} rotates heads in a way that is not known; export a model of a known family")
 
 

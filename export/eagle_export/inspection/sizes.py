@@ -184,7 +184,7 @@ def target_shapes(
     experts = family.experts
     counts = None if experts is None else experts.counts(target.config)
     # A router, which chooses experts, is computed in a wider type, and stays as it is.
-    router = "" if experts is None else f".{experts.block}.gate.weight"
+    router = "" if experts is None else f".{experts.block}.{experts.router}.weight"
     layers, numbers = [], 0
     for name, tensor in target.tensors.items():
         if name == EMBEDDING or is_table(name):

@@ -73,7 +73,8 @@ class ExactAttention(AttentionPass):
 class Part:
     """Inputs of one Attention node. q [1, heads, T, width]; past: keys and values, head-major as ExactAttention says;
     new: keys and values, each [1, T, kv_heads, width]. window: the number of positions that a row sees, itself
-    included; None for all. cap: bound of the scores; None for none."""
+    included; None for all. cap: bound of the scores; None for none. sinks [heads]: scores without a key; None for
+    none."""
 
     q: ir.Value
     past: tuple[ir.Value, ir.Value]
@@ -83,6 +84,7 @@ class Part:
     width: int
     window: int | None
     cap: float | None
+    sinks: ir.Value | None
 
     @property
     def single(self) -> bool:
@@ -130,6 +132,9 @@ def head_major(part: Part) -> None:
 def part_of(model: ir.Model, node: ir.Node) -> Part:
     """Returns the inputs of an Attention node. Raises ExportError if it does not read a cache."""
     q, *cached = node.inputs[:3]
+    sinks = _sinks(node)
+    if sinks is not None:
+        cached = [made_of(value, "Concat") for value in cached]
     pairs = []
     for value in cached:
         joined = made_by(made_of(value, "Transpose"), "Concat")
@@ -145,7 +150,14 @@ def part_of(model: ir.Model, node: ir.Node) -> Part:
     window = node.metadata_props.get(WINDOW)
     cap = node.attributes.get_float("softcap", 0.0)
     back = None if window is None else int(window)
-    return Part(q, past_pair, new_pair, heads, kv_heads, width, back, cap or None)
+    return Part(q, past_pair, new_pair, heads, kv_heads, width, back, cap or None, sinks)
+
+
+def _sinks(node: ir.Node) -> ir.Value | None:
+    """The sinks [heads] of an Attention node that graphs.py gave them: in the mask's last column."""
+    joined = made_by(node.inputs[3] if len(node.inputs) > 3 else None, "Concat")
+    last = None if joined is None else joined.inputs[-1]
+    return None if made_by(last, "Expand") is None else made_of(made_of(last, "Expand"), "Reshape")
 
 
 def _columns(model: ir.Model, node: ir.Node, part: Part) -> _Columns:
@@ -229,6 +241,13 @@ def _attend(model: ir.Model, node: ir.Node, part: Part, columns: _Columns) -> ir
     last = op("Add", op("Slice", past_scores, columns.start, columns.end, ints(2)), columns.recent)
     recent = op("Concat", last, op("Add", scores(new_keys, transBatchB=1), columns.new), axis=-1)
     top = op("Max", greatest(committed), greatest(recent))
+    if part.sinks is not None:  # [kv_heads, R, 1]
+        sharing = part.heads // part.kv_heads
+        sinks = op("Reshape", part.sinks, ints(part.kv_heads, sharing, 1))
+        if not part.single:
+            rows = op("Concat", ints(1, 1), op("Shape", part.q, start=2, end=3), axis=0)
+            sinks = op("Reshape", op("Expand", sinks, rows), ints(part.kv_heads, -1, 1))
+        top = op("Max", top, sinks)
 
     committed = weights(committed)
     committed_sum = _product(op, by_pieces(committed), values)  # [kv_heads, pieces, R, cut]
@@ -241,6 +260,8 @@ def _attend(model: ir.Model, node: ir.Node, part: Part, columns: _Columns) -> ir
     past_sum = op("Reshape", op("Transpose", past_sum, perm=[0, 2, 1, 3]), ints(part.kv_heads, -1, part.width))
     total_sum = op("Add", past_sum, _product(op, new, double(new_values), transBatchB=1))
     total = op("Add", op("ReduceSum", recent, ints(-1), keepdims=1), double(committed_total))
+    if part.sinks is not None:
+        total = op("Add", total, double(weights(sinks)))
     mixed = op("Reshape", single(op("Div", total_sum, total)), ints(1, part.heads, -1, part.width))
     return op("Slice", mixed, ints(0), ints(-1), ints(2)) if part.single else mixed
 

@@ -33,6 +33,7 @@ from eagle_export.recipes.native_steps import DOMAIN, KINDS, JoinedRuns
 from eagle_export.recipes.plan import Passes, apply
 from eagle_runtime.bundle.graph import SCALE
 
+SINKS = 9  # place of the operator's input
 HEADS_FIRST = [0, 2, 1, 3]  # permutation between [1, T, heads, width] and [1, heads, T, width]
 
 
@@ -138,8 +139,11 @@ def attend(model: ir.Model, node: ir.Node, part: Part, wanted: ir.Value | None =
         q, k, angles = op("Transpose", [q], perm=HEADS_FIRST), _flat(new_keys), []
     attributes = {"heads": part.heads, "kv_heads": part.kv_heads, "width": part.width, "scale": scale * factor}
     attributes |= {"window": part.window or 0, "softcap": part.cap or 0.0}
-    inputs = [q, k, _flat(new_values), *part.past, graph_input(model, "position_ids"), graph_input(model, "tree_mask")]
-    out, *rows = insert_all(node, "ExactTreeAttention", [*inputs, *angles], 3, DOMAIN, **attributes)
+    ids, mask = graph_input(model, "position_ids"), graph_input(model, "tree_mask")
+    inputs: list[ir.Value | None] = [q, k, _flat(new_values), *part.past, ids, mask, *angles]
+    if part.sinks is not None:
+        inputs += [*[None] * (SINKS - len(inputs)), part.sinks]
+    out, *rows = insert_all(node, "ExactTreeAttention", inputs, 3, DOMAIN, **attributes)
     attention = out.producer()
     assert attention is not None
     for old, new in zip(part.new, rows, strict=True):

@@ -7,27 +7,46 @@ It is an operator only until native_steps.py makes it a step of RowExactSteps, w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from eagle_export.recipes.graph import Pass, insert, made_by, made_of, only_reader, replace
-from eagle_export.recipes.native_products import gate_before, is_native, stored_weight, sum_after
+from eagle_export.recipes.native_products import bias_after, gate_before, is_native, stored_weight, sum_after
 from eagle_export.recipes.native_steps import DOMAIN, EXPERTS
 
+BOUNDED = 3  # an activation; 1 and 2 are those of native_products.py
 OF_SHARES = ("Unsqueeze", "Transpose", "Reshape", "Gather", "Reshape")  # from weights of rows to shares [1, T, E]
 
 
 @dataclass(frozen=True, slots=True)
 class Routed:
     """The experts of one layer as routed_experts.py leaves them. x [1, T, H]. shares [1, T, E]. products: of each
-    expert gate, up and down. total: the node that computes the mixture's output."""
+    expert gate, up and down. biases: of them, in their order; none where they have none. total: the node that computes
+    the mixture's output."""
 
     x: ir.Value
     shares: ir.Value
     products: tuple[tuple[ir.Node, ir.Node, ir.Node], ...]
-    activation: int
+    biases: tuple[ir.Value, ...]
+    gated: Gated
     total: ir.Node
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """What down reads. activation: its number. alpha, limit: of BOUNDED."""
+
+    activation: int
+    alpha: float = 0.0
+    limit: float = 0.0
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Of the operator."""
+        bounds = {"alpha": self.alpha, "limit": self.limit} if self.activation == BOUNDED else {}
+        return {"activation": self.activation, **bounds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +69,32 @@ class NativeExperts(Pass[Routed]):
             grid = insert(last, "Constant", [], value=ir.tensor(np.array(grids, np.int64)))
             stored = [part for node in weights for part in stored_weight(node)]
             sizes = {"H": weights[0].attributes.get_int("K"), "I": weights[0].attributes.get_int("N")}
-            inputs = [routed.x, routed.shares, added, grid, *stored]
+            inputs = [routed.x, routed.shares, added, grid, *stored, *routed.biases]
+            settings = {**sizes, **routed.gated.attributes, "biases": int(bool(routed.biases))}
             changed[str(out.name)] = "one step"
-            replace(last, insert(last, EXPERTS, inputs, DOMAIN, **sizes, activation=routed.activation))
+            replace(last, insert(last, EXPERTS, inputs, DOMAIN, **settings))
         model.opset_imports[DOMAIN] = 1
         return changed
 
 
 def _routed(outs: ir.Node) -> Routed | None:
     """outs: a Concat, maybe of what experts compute for their rows."""
-    products, activations, parts = [], set(), []
+    products, biases, activations, parts = [], [], set(), []
     for out in outs.inputs:
         down = _native_product(out)
-        gated = None if down is None else gate_before(down)
-        if down is None or gated is None:
+        found = None if down is None else _gate_before(down[0])
+        if down is None or found is None:
             return None
-        gate, up = _native_product(gated[0]), _native_product(gated[2])
-        if gate is None or up is None or gate.inputs[0] is not up.inputs[0] or gate.inputs[0] is None:
+        gate, up = _native_product(found[0]), _native_product(found[2])
+        if gate is None or up is None or gate[0].inputs[0] is not up[0].inputs[0] or gate[0].inputs[0] is None:
             return None
-        products.append((gate, up, down))
-        activations.add(gated[1])
-        parts.append(gate.inputs[0])
+        products.append((gate[0], up[0], down[0]))
+        biases += [gate[1], up[1], down[1]]
+        activations.add(found[1])
+        parts.append(gate[0].inputs[0])
+    given = tuple(bias for bias in biases if bias is not None)
+    if len(given) not in (0, len(biases)):
+        return None
     split = made_by(parts[0], "Split") if parts else None
     if split is None or tuple(split.outputs) != tuple(parts) or len(activations) != 1:
         return None
@@ -86,13 +110,51 @@ def _routed(outs: ir.Node) -> Routed | None:
         shares = made_of(shares, op)
     if x is None or shares is None or total is None:
         return None
-    return Routed(x, shares, tuple(products), activations.pop(), total)
+    return Routed(x, shares, tuple(products), given, activations.pop(), total)
 
 
-def _native_product(value: ir.Value | None) -> ir.Node | None:
-    """The product that made a value, if the operator computes it and its weight has zero levels; else None."""
+def _native_product(value: ir.Value | None) -> tuple[ir.Node, ir.Value | None] | None:
+    """The product that made a value, and its bias or None, if the operator computes it and its weight has zero levels;
+    else None."""
     node = made_by(value, "MatMulNBits")
-    return node if node is not None and is_native(node) and len(stored_weight(node)) == 3 else None
+    add = made_by(value, "Add")
+    if node is None and add is not None:
+        node = next((each for each in (made_by(term, "MatMulNBits") for term in add.inputs) if each is not None), None)
+    if node is None or not is_native(node) or len(stored_weight(node)) != 3:
+        return None
+    bias, last = bias_after(node)
+    return (node, bias) if last.outputs[0] is value else None
+
+
+def _gate_before(down: ir.Node) -> tuple[ir.Value, Gated, ir.Value] | None:
+    """What becomes the input of a product: gate, how it is activated, and the values that it is multiplied by."""
+    plain = gate_before(down)
+    return _bounded(down) if plain is None else (plain[0], Gated(plain[1]), plain[2])
+
+
+def _bounded(down: ir.Node) -> tuple[ir.Value, Gated, ir.Value] | None:
+    """As `_gate_before`, of (up + 1) * (gate * sigmoid(gate * alpha)) with both bounded (gpt-oss)."""
+    product = made_by(down.inputs[0], "Mul")
+    more, active = (None, None) if product is None else (made_by(product.inputs[0], "Add"), product.inputs[1])
+    swish = made_by(active, "Mul")
+    if more is None or swish is None:
+        return None
+    up, gate = made_by(more.inputs[0], "Clip"), made_by(swish.inputs[0], "Clip")
+    grown = made_by(made_of(swish.inputs[1], "Sigmoid"), "Mul")
+    if up is None or gate is None or grown is None or grown.inputs[0] is not gate.outputs[0]:
+        return None
+    one, alpha = _number(more.inputs[1]), _number(grown.inputs[1])
+    bounds = [None if value is None else _number(value) for value in (*gate.inputs[1:], *up.inputs[1:])]
+    if one != 1.0 or alpha is None or bounds[-1] is None or bounds != [None, bounds[-1], -bounds[-1], bounds[-1]]:
+        return None
+    assert gate.inputs[0] is not None and up.inputs[0] is not None
+    return gate.inputs[0], Gated(BOUNDED, alpha, bounds[-1]), up.inputs[0]
+
+
+def _number(value: ir.Value | None) -> float | None:
+    """The only number of a constant; None of anything else."""
+    constant = None if value is None else ir.convenience.get_const_tensor(value)
+    return float(constant.numpy().item()) if constant is not None and constant.size == 1 else None
 
 
 def _squeezed(node: ir.Node) -> ir.Node | None:

@@ -83,7 +83,7 @@ def _columns(node: ir.Node) -> list[_Columns]:
     if parts and all(part is not None for part in parts):
         ranges = [range(whole)[part] for part in parts if part is not None]
         return [_Columns(node, each.start, len(each), use) for each, use in zip(ranges, uses, strict=True)]
-    bias, last = _bias_after(node)
+    bias, last = bias_after(node)
     return [_Columns(node, 0, whole, last, bias)]
 
 
@@ -123,7 +123,7 @@ def _as_slices(split: ir.Node, value: ir.Value) -> list[ir.Node]:
     return made
 
 
-def _bias_after(node: ir.Node) -> tuple[ir.Value | None, ir.Node]:
+def bias_after(node: ir.Node) -> tuple[ir.Value | None, ir.Node]:
     """The constant that is first added to each row of a product, and the node that adds it; None and the product's."""
     add, bias = _added_after(node) or (node, None)
     fits = bias is not None and bias.is_initializer() and bias.dtype == ir.DataType.FLOAT and bias.shape is not None

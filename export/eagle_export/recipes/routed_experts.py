@@ -69,7 +69,7 @@ def mixtures(model: ir.Model) -> list[Mixture]:
     dense = []
     for layer, experts in layers.items():
         parts = [experts[number] for number in sorted(experts)]
-        outs = tuple(expert["down_proj"].outputs[0] for expert in parts)
+        outs = tuple(_with_bias(expert["down_proj"].outputs[0]) for expert in parts)
         weighted = only_reader(outs[0], "Mul")
         if weighted is None:
             continue  # routed
@@ -82,6 +82,12 @@ def mixtures(model: ir.Model) -> list[Mixture]:
         names = tuple(f"{layer}.{number}" for number in sorted(experts))
         dense.append(Mixture(x, readers, outs, _ancestor(shares, "Equal"), shares, total, names))
     return dense
+
+
+def _with_bias(value: ir.Value) -> ir.Value:
+    """What a product becomes by the bias that is added to it, if there is one."""
+    add = only_reader(value, "Add")
+    return add.outputs[0] if add is not None and any(each.is_initializer() for each in add.inputs if each) else value
 
 
 def _route(model: ir.Model, mixture: Mixture) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from eagle_export.base.quiet import quiet
 from eagle_export.graphs.trace import real_tables
 from eagle_export.reading.checkpoint import EMBEDDING, Checkpoint
-from eagle_export.reading.families.dense_experts import fused_experts, read_fused
+from eagle_export.reading.families.fused_experts import fused_experts, is_biased, read_fused
 from eagle_export.reading.families.registry import family_of, read_config
 from eagle_export.reading.families.source import attention_of
 
@@ -99,7 +99,7 @@ class LayeredModel:
     def _load(self, module: nn.Module, prefix: str) -> None:
         weights: dict[str, Tensor] = {}
         for name, experts in fused_experts(module):
-            weights |= read_fused(experts, prefix + name, self._stored)
+            weights |= read_fused(self._stored, prefix + name, len(experts.down_proj), is_biased(experts))
         for name, _ in module.named_parameters():
             if prefix + name not in weights:
                 weights[prefix + name] = self._stored[prefix + name].read().float()

@@ -34,7 +34,7 @@ from eagle_export.graphs.pair import HeadPart
 from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.block import BlockHead
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
-from eagle_export.reading.families.dense_experts import expert_inputs, fused_experts
+from eagle_export.reading.families.fused_experts import expert_inputs, fused_experts
 from eagle_export.recording.continuations import run_errors
 from eagle_export.recording.importance import column_importance
 from eagle_export.recording.packed import load_packed

@@ -58,6 +58,8 @@ class Family:
     context: config -> the longest text for which the graph computes what transformers does.
     logits: config, the LM head's output [..., V] -> logits [..., V].
     refuse: raises ExportError for a config that transformers runs and this exporter cannot express.
+    opened: the checkpoint as it is stored -> with the names that the graph's weights have, and without what only its
+    storage needs (a config that says how weights are packed).
     since: release of transformers with which the class was tried, where older ones compute something else.
     sampling: settings that the family's chat models are published with, for files that state none; None if there are no
     such settings of all of them."""
@@ -73,6 +75,7 @@ class Family:
     context: Callable[[Config], int] = lambda config: int(config.max_position_embeddings)
     logits: Callable[[Config, Tensor], Tensor] = lambda config, logits: logits
     refuse: Callable[[Checkpoint], None] = no_moving_rope
+    opened: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint
     since: str = "5.0.0"
     sampling: SamplingDefaults | None = None
 
@@ -128,7 +131,10 @@ def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 class Experts:
     """Where a family keeps its experts. block: name in checkpoints of the part of a layer that MODULE is here.
     gate, up, down: names in checkpoints of an expert's matrices. count, width: config -> E, columns of an expert.
-    renormalised: config -> whether the weights of a row's k experts add up to 1."""
+    renormalised: config -> whether the weights of a row's k experts add up to 1. router: name of the part that chooses
+    experts. biased: whether router and experts have biases; transformers keeps the matrices of such experts transposed,
+    columns of gate and up in turns. gated: config, gate, up -> what down reads; None for activation(gate) * up.
+    tells_shares: whether the part of a layer returns more than its output."""
 
     block: str
     gate: str
@@ -137,6 +143,10 @@ class Experts:
     count: Callable[[Any], int]
     width: Callable[[Any], int]
     renormalised: Callable[[Any], bool]
+    router: str = "gate"
+    biased: bool = False
+    gated: Callable[[Config, Tensor, Tensor], Tensor] | None = None
+    tells_shares: bool = False
 
     def counts(self, config: Mapping[str, Any]) -> tuple[int, int] | None:
         """Returns E and k of a config.json; None where it leaves them to the defaults of transformers."""

@@ -14,6 +14,7 @@ from eagle_export.reading.families import (
     exaone,
     gemma,
     glm,
+    gpt_oss,
     granite,
     hunyuan,
     llama,
@@ -27,7 +28,8 @@ from eagle_export.reading.families import (
 from eagle_export.reading.families.family import Config, Family, Windows
 
 MODULES = (
-    llama, mistral, qwen, phi3, gemma, smollm3, granite, olmo, glm, ernie, hunyuan, exaone, seed, arcee
+    llama, mistral, qwen, phi3, gemma, smollm3, granite, olmo, glm, ernie, hunyuan, exaone, seed, arcee,
+    gpt_oss,
 )  # fmt: skip
 FAMILIES: dict[str, Family] = {each.model_type: each for module in MODULES for each in module.FAMILIES}
 
@@ -47,6 +49,14 @@ def family_of(target: Checkpoint) -> Family:
             "targets are supported"
         )
     return family
+
+
+def with_graph_names(target: Checkpoint) -> Checkpoint:
+    """Returns a checkpoint whose tensors are those of the graph, where its family stores them otherwise. Raises
+    ExportError for what the family cannot read; a family that is not known stays as it is."""
+    kind = target.config.get("model_type")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    return target if family is None else family.opened(target)
 
 
 def read_config(family: Family, target: Checkpoint) -> Config:

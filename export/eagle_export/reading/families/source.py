@@ -12,9 +12,12 @@ from transformers.utils import logging as transformers_logging
 
 from eagle_export.base.quiet import quiet
 from eagle_export.reading.checkpoint import Checkpoint
+from eagle_export.reading.families.fused_experts import read_fused
 from eagle_export.reading.families.registry import family_of, read_config
 from eagle_export.reading.gguf.checkpoint import open_target
 from eagle_export.reading.stored_tensors import StoredTensor
+
+EXPERTS = ".mlp.experts."
 
 
 class _Lazy:
@@ -36,7 +39,10 @@ def load_source(source: Path | Checkpoint) -> Any:
     # Of a GGUF file, or under other names than transformers knows, tensors are given to it.
     made = checkpoint.texts is not None or any(name != each.name for name, each in checkpoint.tensors.items())
     state: dict[str, Any] = {}
-    if made:
+    config = read_config(family, checkpoint)
+    if family.experts is not None and family.experts.biased:  # which transformers does not make of single matrices
+        made, state["state_dict"] = True, _with_fused(checkpoint, family.experts.count(config))
+    elif made:
         state["state_dict"] = {name: _Lazy(tensor) for name, tensor in checkpoint.tensors.items()}
     with quiet("transformers"), _without_bars():
         model = cls.from_pretrained(
@@ -46,10 +52,19 @@ def load_source(source: Path | Checkpoint) -> Any:
             use_safetensors=True,
             dtype=torch.float32,
             attn_implementation=attention_of(checkpoint),
-            config=read_config(family, checkpoint),
+            config=config,
             **state,
         )
     return model.eval()
+
+
+def _with_fused(checkpoint: Checkpoint, count: int) -> dict[str, Any]:
+    """Tensors by transformers' names, those of `count` biased experts read."""
+    experts = {name.partition(EXPERTS)[0] + EXPERTS[:-1] for name in checkpoint.tensors if EXPERTS in name}
+    state: dict[str, Any] = {name: _Lazy(tensor) for name, tensor in checkpoint.tensors.items() if EXPERTS not in name}
+    for name in experts:
+        state |= read_fused(checkpoint.tensors, name, count, biased=True)
+    return state
 
 
 @contextmanager
