@@ -17,8 +17,8 @@ import gguf
 import numpy as np
 from gguf.quants import quantize
 
-from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_export.reading.families.registry import family_of, read_config
+from eagle_export.reading.gguf.checkpoint import open_target
 from eagle_export.reading.gguf.rope import llama_factors
 from eagle_tools.peers.gguf_file import permuted
 
@@ -29,16 +29,17 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "olmo3": "olmo2",
     "hunyuan_v1_dense": "hunyuan-dense",
+    "gpt_oss": "gpt-oss",
 }
 TURNED = ("llama", "smollm3", "granite", "arcee")
-KINDS = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0", "q5_1": "Q5_1"}
+KINDS = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0", "q5_1": "Q5_1", "mxfp4": "MXFP4"}
 KINDS_OF_TOKENS = {"normal": 1, "control": 3, "user": 4, "unused": 5}
 
 
 def write_gguf(folder: Path, path: Path, kind: str = "f32", *, pre: str = "gpt-2", shard_tensors: int = 0) -> None:
     """Writes a checkpoint as a GGUF file. kind: a key of KINDS, of its matrices; vectors stay in fp32, as the converter
     has them. pre: how its tokenizer cuts text. shard_tensors: tensors per part, for a split file."""
-    source = open_checkpoint(folder)
+    source = open_target(folder)
     config = read_config(family_of(source), source)
     name = ARCHITECTURES.get(config.model_type, config.model_type)
     split = {"split_max_tensors": shard_tensors} if shard_tensors else {}
@@ -48,7 +49,7 @@ def write_gguf(folder: Path, path: Path, kind: str = "f32", *, pre: str = "gpt-2
     if (folder / "tokenizer.json").is_file():
         _tokenizer(writer, folder, config, pre)
     for each, values in _tensors(source, config, name):
-        quantised = kind != "f32" and values.ndim > 1 and not each.endswith("gate_inp.weight")
+        quantised = kind != "f32" and values.ndim > 1 and not each.endswith(("gate_inp.weight", ".bias"))
         form = gguf.GGMLQuantizationType[KINDS[kind] if quantised else "F32"]
         stored = quantize(np.ascontiguousarray(values, dtype=np.float32), form)
         writer.add_tensor(each, stored, raw_dtype=form)
@@ -86,7 +87,7 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
     if getattr(config, "head_dim", None) and name not in ("granite", "phi3"):
         writer.add_key_length(width)
         writer.add_value_length(width)
-    if name in ("gemma2", "gemma3", "olmo2", "exaone4") and getattr(config, "sliding_window", None):
+    if name in ("gemma2", "gemma3", "olmo2", "exaone4", "gpt-oss") and getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     if name in ("olmo2", "exaone4") and getattr(config, "sliding_window", None):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
@@ -113,6 +114,8 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
     if experts := getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+    if name == "gpt-oss":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
     if name == "qwen3moe":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
@@ -142,7 +145,7 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
             values = permuted(values, config.num_attention_heads)
         if name in TURNED and "k_proj." in full:
             values = permuted(values, config.num_key_value_heads)
-        base, _, kind = full.rpartition(".")
+        base, _, kind = (f"{full}.weight" if full.endswith(".sinks") else full).rpartition(".")
         if ".experts." in base:
             before, _, after = base.partition(".experts.")
             number, part = after.split(".")
@@ -151,15 +154,16 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
                 if name == "llama"
                 else f"{before}.experts.{part}"
             )
-            experts.setdefault(key, {})[int(number)] = values
+            experts.setdefault(f"{key}.{kind}", {})[int(number)] = values
             continue
         mapped = names.get_name(base)
         assert mapped is not None, full
         out.append((f"{mapped}.{kind}", values))
     for key, parts in experts.items():
-        mapped = names.get_name(key)
+        base, _, kind = key.rpartition(".")
+        mapped = names.get_name(base)
         assert mapped is not None, key
-        out.append((f"{mapped}.weight", np.stack([parts[number] for number in sorted(parts)])))
+        out.append((f"{mapped}.{kind}", np.stack([parts[number] for number in sorted(parts)])))
     return out
 
 

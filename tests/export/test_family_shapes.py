@@ -120,6 +120,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "seed_oss": {"hidden_size": 5120, "num_attention_heads": 80, "num_key_value_heads": 8, "head_dim": 128},
     "arcee": {"hidden_size": 2560, "num_attention_heads": 20, "num_key_value_heads": 4, "head_dim": 128},
+    "gpt_oss": {
+        "hidden_size": 2880,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+    },
 }
 UNBUILT = {"gemma2"}  # refused: TensorRT's Attention has no bound of scores
 

@@ -121,6 +121,16 @@ ROWS = {
     "Mixtral": Row("mixtral", {"num_local_experts": 4, "sliding_window": None}),
     "Qwen3-MoE": Row("qwen3_moe", {**EXPERTS, "moe_intermediate_size": 32, "norm_topk_prob": True}),
     "OLMoE": Row("olmoe", EXPERTS),
+    "gpt-oss": Row(
+        "gpt_oss",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 32,
+            "sliding_window": 12,
+            "rope_parameters": {**YARN, "truncate": False},
+        },
+    ),
 }
 
 
@@ -147,7 +157,7 @@ def save_source(row: Row, folder: Path) -> None:
     )
     model = cls(config)
     for name, parameter in model.named_parameters():
-        if name.endswith(("norm.weight", "bias", "gate.weight")):  # else all ones or zeros
+        if name.endswith(("norm.weight", "bias", "gate.weight", "sinks")):  # else all ones or zeros
             torch.nn.init.normal_(parameter, parameter.mean().item(), 0.3)
     model.save_pretrained(folder)
 

@@ -93,6 +93,11 @@ class Pair:
         return windows_of(self.family, self.config)
 
     @property
+    def has_sinks(self) -> bool:
+        """Whether heads of the target's attention have a score without a key (gpt-oss)."""
+        return any(name.endswith(".sinks") for name in self.target.tensors)
+
+    @property
     def bounded_scores(self) -> bool:
         """Whether the target bounds its attention's scores (Gemma-2)."""
         return getattr(self.config, "attn_logit_softcapping", None) is not None

@@ -17,8 +17,13 @@ def check_settings(pair: Pair, backend: str, cache_precision: str | None, draft_
             f"{target} has a context of {pair.context} tokens, and an int8 cache holds "
             f"{MOST} at most; export it without one"
         )
-    if cache_precision is not None and (any(pair.windows) or pair.bounded_scores):
-        what = "layers with a sliding window" if any(pair.windows) else "attention with bounded scores"
+    reasons = {
+        "layers with a sliding window": any(pair.windows),
+        "attention with bounded scores": pair.bounded_scores,
+        "attention with sinks": pair.has_sinks,
+    }
+    what = next((reason for reason, holds in reasons.items() if holds), None)
+    if cache_precision is not None and what is not None:
         raise ExportError(f"{target} has {what}, which an int8 cache cannot have; export it without one")
     if pair.bounded_scores and backend in ("tensorrt", "tensorrt-rtx"):
         raise ExportError(

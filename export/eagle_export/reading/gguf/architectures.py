@@ -44,7 +44,8 @@ class Architecture:
     """model_type: of the config. layer: name of a part of a block -> name in a layer. config: file, the config of all
     -> what differs in it. turned: whether rows of queries and keys are in llama.cpp's order. norm_added: what the gains
     of norms have in addition to the checkpoint's. partly: whether a part of each head may be rotated alone. experts:
-    part of a block -> name of an expert's, with {} for its number."""
+    part of a block -> name of an expert's, with {} for its number. bare: parts of a block whose names in a layer end
+    with them, without "weight"."""
 
     model_type: str
     layer: Mapping[str, str]
@@ -53,6 +54,7 @@ class Architecture:
     norm_added: float = 0.0
     partly: bool = False
     experts: Mapping[str, str] = field(default_factory=dict)
+    bare: tuple[str, ...] = ()
 
 
 def _biases(file: GgufFile, config: Config) -> Config:
@@ -191,6 +193,20 @@ def _exaone4(file: GgufFile, config: Config) -> Config:
     return {"sliding_window": window or None, "layer_types": _layer_types(file, config, 4 if window else 1)}
 
 
+def _gpt_oss(file: GgufFile, config: Config) -> Config:
+    rope = config[
+        "rope_parameters"
+    ]  # llama.cpp keeps whole numbers of the bounds between frequencies, transformers not
+    return {
+        **_mixtral(file, config),
+        "attention_bias": True,
+        "intermediate_size": file.integer("expert_feed_forward_length", config["intermediate_size"]),
+        "sliding_window": file.integer("attention.sliding_window"),
+        "layer_types": _layer_types(file, config, 2),
+        "rope_parameters": {**rope, "truncate": False} if rope["rope_type"] == "yarn" else rope,
+    }
+
+
 def _glm4(file: GgufFile, config: Config) -> Config:
     return {**_biases(file, config), **_part_rotated(file, config)}
 
@@ -254,6 +270,19 @@ ARCHITECTURES = {
     ),
     "olmoe": Architecture(
         "olmoe", {**PROJECTIONS, **BEFORE, **QK_NORMS, "ffn_gate_inp": "mlp.gate"}, _olmoe, experts=EXPERTS
+    ),
+    "gpt-oss": Architecture(
+        "gpt_oss",
+        {
+            **PROJECTIONS,
+            "attn_norm": "input_layernorm",
+            "post_attention_norm": "post_attention_layernorm",
+            "attn_sinks": "self_attn.sinks",
+            "ffn_gate_inp": "mlp.router",
+        },
+        _gpt_oss,
+        experts=EXPERTS,
+        bare=("attn_sinks",),
     ),
 }
 # Of architecture llama too, as Mistral is, which is a Llama there: windows are not stored.

@@ -8,6 +8,7 @@ where transformers rotates rows i and i + d/2.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -158,12 +159,14 @@ def _parts(
             return
         count, *shape = entry.shape
         for each in range(count):
-            rows = _some_rows(entry, each * shape[0], tuple(shape))
+            rows = _some_rows(
+                entry, each * math.prod(shape[:-1]), tuple(shape)
+            )  # of a bias one, which becomes a vector
             yield form.format(each), _tensor(rows, form.format(each), architecture)
         return
     if part not in architecture.layer or expert is not None:
         raise _unknown(file, entry)
-    name = f"{layer}.{architecture.layer[part]}.{kind}"
+    name = f"{layer}.{architecture.layer[part]}" + ("" if part in architecture.bare else f".{kind}")
     tensor = _tensor(entry, name, architecture)
     if architecture.turned and part in ("attn_q", "attn_k"):
         tensor = replace(tensor, heads=heads if part == "attn_q" else kv_heads)
