@@ -67,6 +67,15 @@ SHAPES: dict[str, dict[str, Any]] = {  # model_type -> widths of a published mod
         "num_experts_per_tok": 2,
         **EACH_HEAD,
     },
+    "gpt_oss": {  # gpt-oss-20b
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+    },
 }
 EVERY, ROUTED, NATIVE = FORMS = ("all experts", "routed", "native")  # the last for int8 and int4
 

@@ -18,7 +18,7 @@ import numpy as np
 from gguf.quants import quantize
 
 from eagle_export.reading.families.registry import family_of, read_config
-from eagle_export.reading.gguf.checkpoint import open_target
+from eagle_export.reading.families.target import open_target
 from eagle_export.reading.gguf.rope import llama_factors
 from eagle_tools.peers.gguf_file import permuted
 

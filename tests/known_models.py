@@ -16,7 +16,7 @@ from typing import Any
 
 Config = dict[str, Any]
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
-WIDTHS = {"F16": 2, "BF16": 2, "I64": 8, "BOOL": 1}
+WIDTHS = {"F16": 2, "BF16": 2, "I64": 8, "BOOL": 1, "U8": 1}
 
 
 def sizes(kind: str, hidden: int, mlp: int, layers: int, heads: int, kv: int, vocab: int, context: int) -> Config:
@@ -41,6 +41,19 @@ def qwen3(hidden: int, mlp: int, layers: int, heads: int, tied: bool = False) ->
 def qwen3_moe(context: int) -> Config:
     experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "head_dim": 128}
     return {**sizes("qwen3_moe", 2048, 6144, 48, 32, 4, 151936, context), **experts}
+
+
+def gpt_oss(layers: int, experts: int) -> Config:
+    return {
+        **sizes("gpt_oss", 2880, 2880, layers, 64, 8, 201088, 131072),
+        "head_dim": 64,
+        "num_local_experts": experts,
+        "num_experts_per_tok": 4,
+        "attention_bias": True,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * (layers // 2),
+        "quantization_config": {"quant_method": "mxfp4"},
+    }
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -76,7 +89,7 @@ TARGETS: dict[str, Config] = {
     "XiaomiMiMo/MiMo-7B-RL-0530": {**MIMO, "max_position_embeddings": 65536},
     "zai-org/GLM-4.5-Air": {**sizes("glm4_moe", 4096, 10944, 46, 96, 8, 151552, 131072), "head_dim": 128},
     "deepseek-ai/DeepSeek-V3": sizes("deepseek_v3", 7168, 18432, 61, 128, 128, 129280, 4096),
-    "openai/gpt-oss-120b": {**sizes("gpt_oss", 2880, 2880, 36, 64, 8, 201088, 131072), "head_dim": 64},
+    "openai/gpt-oss-120b": gpt_oss(36, 128),
     "Qwen/Qwen3-Next-80B-A3B-Instruct": {**sizes("qwen3_next", 2048, 5632, 48, 16, 2, 151936, 262144), "head_dim": 256},
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": {
         "model_type": "llama4",
@@ -90,8 +103,10 @@ def target_tensors(config: Config) -> Shapes:
     config = config.get("text_config", config)
     h, v, kind = config["hidden_size"], config["vocab_size"], config["model_type"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (v, h)}
-    if kind not in ("llama", "qwen3", "mimo", "mixtral", "qwen3_moe"):
+    if kind not in ("llama", "qwen3", "mimo", "mixtral", "qwen3_moe", "gpt_oss"):
         return {name: ("BF16", shape) for name, shape in shapes.items()}
+    if kind == "gpt_oss":
+        return gpt_oss_tensors(config)
     shapes["model.norm.weight"] = (h,)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (v, h)
@@ -128,6 +143,28 @@ def layer_shapes(
         f"{start}self_attn.o_proj.weight": (h, q),
     }
     return shapes | (mlp_shapes(f"{start}mlp.", h, config["intermediate_size"]) if dense else {})
+
+
+def gpt_oss_tensors(config: Config) -> Shapes:
+    """transformers' modeling_gpt_oss.py; of the packed experts integrations/mxfp4.py."""
+    h, wide, experts = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    heads, width = config["num_attention_heads"], config["head_dim"]
+    plain: dict[str, tuple[int, ...]] = {"model.norm.weight": (h,)}
+    plain |= dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (config["vocab_size"], h))
+    packed: dict[str, tuple[int, ...]] = {}
+    for layer in range(config["num_hidden_layers"]):
+        start = f"model.layers.{layer}."
+        plain |= layer_shapes(start, h, h, width, config, dense=False) | qkv_biases(start, width, config)
+        plain |= {f"{start}self_attn.o_proj.bias": (h,), f"{start}self_attn.sinks": (heads,)}
+        plain |= {f"{start}{name}_layernorm.weight": (h,) for name in ("input", "post_attention")}
+        plain |= {f"{start}mlp.router.weight": (experts, h), f"{start}mlp.router.bias": (experts,)}
+        for part, columns, inputs in (("gate_up", 2 * wide, h), ("down", h, wide)):
+            name = f"{start}mlp.experts.{part}_proj"
+            plain[f"{name}_bias"] = (experts, columns)
+            packed[f"{name}_blocks"] = (experts, columns, inputs // 32, 16)
+            packed[f"{name}_scales"] = (experts, columns, inputs // 32)
+    of_bytes = {name: ("U8", shape) for name, shape in packed.items()}
+    return {name: ("BF16", shape) for name, shape in plain.items()} | of_bytes
 
 
 def qkv_biases(start: str, width: int, config: Config) -> dict[str, tuple[int, ...]]:

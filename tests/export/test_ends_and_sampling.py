@@ -12,7 +12,7 @@ import pytest
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.families import llama
 from eagle_export.reading.families.generation import CHAT, Generation, generation_of
-from eagle_export.reading.gguf.checkpoint import open_target
+from eagle_export.reading.families.target import open_target
 from eagle_export.reading.gguf.file import GgufFile
 from eagle_export.reading.gguf.tokenizer import special_ids, texts_of
 from eagle_export.reading.texts import read_texts, text_of

@@ -25,7 +25,7 @@ from eagle_export.graphs.pair import open_pair
 from eagle_export.graphs.weights import graph_spec
 from eagle_export.reading.families.registry import FAMILIES
 from eagle_export.reading.families.source import load_source
-from eagle_export.reading.gguf.checkpoint import open_target
+from eagle_export.reading.families.target import open_target
 from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.graph import linears
 from eagle_export.recipes.plan import INT8

@@ -17,7 +17,7 @@ from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.graphs.pair import open_pair
 from eagle_export.reading.families.source import load_source
-from eagle_export.reading.gguf.checkpoint import open_target
+from eagle_export.reading.families.target import open_target
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from tiny_families import TINY_YARN, Row, save_source

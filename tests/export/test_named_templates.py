@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eagle_export.reading.gguf.checkpoint import open_target
+from eagle_export.reading.families.target import open_target
 from eagle_export.reading.texts import read_texts, text_of
 from eagle_runtime.text.answer_form import chat_prompt
 from eagle_runtime.text.tools import ToolUse

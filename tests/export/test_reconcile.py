@@ -22,7 +22,7 @@ from eagle_export.inspection.headers import open_headers
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD
 from eagle_export.reading.families.registry import check_config, family_of, read_config
 from eagle_export.reading.families.source import load_source
-from eagle_export.reading.gguf.checkpoint import open_target
+from eagle_export.reading.families.target import open_target
 from eagle_export.reading.reconcile import untied_note
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel

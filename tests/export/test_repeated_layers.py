@@ -26,6 +26,7 @@ TRACED = {  # numbers of the layers that are traced, of MANY: 0, and the first o
     "OLMo-3": (0, 1, 3),
     "EXAONE 4.0": (0, 1, 2),
     "Qwen3-MoE, one layer without experts": (0, 1, 2),
+    "gpt-oss": (0, 1, 2),
 }
 
 

@@ -25,7 +25,7 @@ from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint, is_t
 from eagle_export.reading.families.family import Config, Family, Windows
 from eagle_export.reading.families.generation import Generation, generation_of
 from eagle_export.reading.families.registry import accepted_by_transformers, family_of, read_config, windows_of
-from eagle_export.reading.gguf.checkpoint import open_target
+from eagle_export.reading.families.target import open_target
 from eagle_export.reading.reconcile import check_ends, unwrapped
 from eagle_export.reading.stored_tensors import FLOATS, same_values
 from eagle_export.reading.texts import read_texts, text_of

@@ -9,11 +9,12 @@ from eagle_export.base.destination import check_destination, disk_errors
 from eagle_export.base.errors import ExportError
 from eagle_export.inspection.facts import head_facts, target_facts
 from eagle_export.reading.checkpoint import Checkpoint, pickled_weights, read_json
+from eagle_export.reading.families.target import agreeing
 from eagle_export.reading.gguf.checkpoint import open_stored
 from eagle_export.reading.hub import HubModel, download, go_offline, hub_id, look_up
 from eagle_export.reading.hub import open_headers as open_hub_headers
 from eagle_export.reading.pickled import pickled_tensors
-from eagle_export.reading.reconcile import reconciled, unwrapped
+from eagle_export.reading.reconcile import unwrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ def open_headers(argument: str, *, head: bool = False) -> Headers:
     be pickled, or a target's. No values of tensors are read. Raises ExportError."""
     stored = _stored_headers(argument, head)
     if not head:
-        return replace(stored, checkpoint=reconciled(stored.checkpoint))
+        return replace(stored, checkpoint=agreeing(stored.checkpoint))
     return replace(stored, checkpoint=replace(stored.checkpoint, tensors=unwrapped(stored.checkpoint.tensors)[0]))
 
 

@@ -51,14 +51,6 @@ def family_of(target: Checkpoint) -> Family:
     return family
 
 
-def with_graph_names(target: Checkpoint) -> Checkpoint:
-    """Returns a checkpoint whose tensors are those of the graph, where its family stores them otherwise. Raises
-    ExportError for what the family cannot read; a family that is not known stays as it is."""
-    kind = target.config.get("model_type")
-    family = FAMILIES.get(kind) if isinstance(kind, str) else None
-    return target if family is None else family.opened(target)
-
-
 def read_config(family: Family, target: Checkpoint) -> Config:
     """Returns the checkpoint's config as transformers' class of the family. Raises ExportError for values that are
     wrong, or that the family cannot express."""

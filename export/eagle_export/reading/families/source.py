@@ -14,7 +14,7 @@ from eagle_export.base.quiet import quiet
 from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.reading.families.fused_experts import read_fused
 from eagle_export.reading.families.registry import family_of, read_config
-from eagle_export.reading.gguf.checkpoint import open_target
+from eagle_export.reading.families.target import open_target
 from eagle_export.reading.stored_tensors import StoredTensor
 
 EXPERTS = ".mlp.experts."

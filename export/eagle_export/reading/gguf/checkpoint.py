@@ -1,21 +1,14 @@
-"""Opens a target that is a Hugging Face folder or a GGUF file."""
+"""Opens a Hugging Face folder or a GGUF file as it is stored."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from eagle_export.reading.checkpoint import Checkpoint, open_checkpoint
-from eagle_export.reading.families.registry import with_graph_names
 from eagle_export.reading.gguf.architectures import architecture_of, config_of
 from eagle_export.reading.gguf.file import SUFFIX, read_gguf
 from eagle_export.reading.gguf.tensors import check_kinds, named_tensors
 from eagle_export.reading.gguf.tokenizer import special_ids, texts_of
-from eagle_export.reading.reconcile import reconciled
-
-
-def open_target(path: Path) -> Checkpoint:
-    """Opens a target, and decides what its parts contradict each other in (reconcile.py). Raises ExportError."""
-    return with_graph_names(reconciled(open_stored(path)))
 
 
 def open_stored(path: Path) -> Checkpoint:
