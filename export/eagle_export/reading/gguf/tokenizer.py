@@ -30,6 +30,7 @@ ENDINGS = frozenset(  # control tokens at which llama.cpp ends a text, whatever 
     ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "</s>")
     + ("<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>")
 )
+HARMONY = frozenset(("<|return|>", "<|call|>"))  # of gpt-oss, whose answers are several messages that end with <|end|>
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA3 = rf"{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
@@ -137,7 +138,10 @@ def special_ids(file: GgufFile) -> dict[str, Any]:
     tokens = file.metadata.get("tokenizer.ggml.tokens") or []
     kinds = file.metadata.get("tokenizer.ggml.token_type") or [CONTROL] * len(tokens)
     ends = [_token_id(file, name, len(tokens)) for name in ("eos", "eot", "eom")]
-    ends += [number for number, token in enumerate(tokens) if kinds[number] == CONTROL and token in ENDINGS]
+    known = {token: number for number, token in enumerate(tokens) if kinds[number] == CONTROL and token in ENDINGS}
+    if known.keys() >= HARMONY:
+        known.pop("<|end|>", None)
+    ends += known.values()
     stated = list(dict.fromkeys(end for end in ends if end is not None))
     return {"bos_token_id": _token_id(file, "bos", len(tokens)), "eos_token_id": stated or None}
 
