@@ -142,7 +142,7 @@ def _router(service: Service) -> Router:
         engine, _ = service.ready()
         body = await read_json(http.receive, service.options.limits)
         endpoint: Endpoint = "chat" if "messages" in body else "completions"
-        request = parse_request(body, endpoint, service.options, engine.names)
+        request = parse_request(body, endpoint, service.options, engine.names, engine.own_penalty)
         prompts = await service.prepare(engine.ids, request)
         told: dict[str, Any] = {"object": "token_count", "count": sum(map(len, prompts))}
         ids = prompts[0] if len(prompts) == 1 else prompts
@@ -178,7 +178,9 @@ def _router(service: Service) -> Router:
         [
             *(Route(dialect.path, generation(dialect), methods=["POST"]) for dialect in DIALECTS),
             Route("/v1/count_tokens", count, methods=["POST"]),
+            Route("/chat/completions", generation(CHAT), methods=["POST"]),  # as llama.cpp has it too
             Route("/v1/models", models, methods=["GET"]),
+            Route("/models", models, methods=["GET"]),
             Route("/v1/models/{name:path}", models, methods=["GET"]),
             Route("/health", health, methods=["GET"]),
             Route("/metrics", metrics, methods=["GET"]),
@@ -219,7 +221,7 @@ class _Answered:
             except Exception as error:
                 if status:  # too late for another answer: the connection is closed
                     raise
-                answer = _error_of(error)
+                answer = _error_of(error, scope["path"])
                 body = ollama.error_body(answer) if scope["path"].startswith("/api/") else answer.body
                 await Response(body, answer.status, answer.headers, "application/json")(scope, receive, sending)
         finally:
@@ -229,12 +231,13 @@ class _Answered:
 
 
 KNOWN = {
-    *(dialect.path for dialect in DIALECTS), "/v1/count_tokens", "/v1/models", "/health", "/metrics",
+    *(dialect.path for dialect in DIALECTS), "/v1/count_tokens", "/chat/completions", "/v1/models", "/models",
+    "/health", "/metrics",
     *TOLD, *ASKED, *ADDRESSES, *PAGE,
 }  # fmt: skip
 
 
-def _error_of(error: Exception) -> ApiError:
+def _error_of(error: Exception, path: str) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EagleError):
@@ -242,8 +245,17 @@ def _error_of(error: Exception) -> ApiError:
     if isinstance(error, HTTPException):  # of the router
         if error.status_code == 405:
             return ApiError(405, "method_not_allowed", "this address takes another method", headers=error.headers)
-        return ApiError(404, "not_found", "there is nothing at this address; see GET /v1/models")
+        return ApiError(404, "not_found", f"there is nothing at this address; {_near(path)}")
     return internal_error(error)
+
+
+def _near(path: str) -> str:
+    """What to ask instead of an address that there is not: one that lacks /v1 or ends in a slash is a common slip."""
+    plain = path.rstrip("/")
+    for known in (plain, f"/v1{plain}"):
+        if known in KNOWN:
+            return f"did you mean {known}?"
+    return "see GET /v1/models"
 
 
 def _log(scope: Scope, status: int, seconds: float) -> None:
@@ -259,7 +271,7 @@ async def _generate(service: Service, http: HttpRequest, dialect: Dialect) -> Re
         return _json(answered)
     read = dialect.read(body, engine)
     try:
-        request = parse_request(read.fields, read.endpoint, service.options, engine.names)
+        request = parse_request(read.fields, read.endpoint, service.options, engine.names, engine.own_penalty)
         dialect.check(request)
         prepared = await service.prepare(engine.prepare, request)
     except ApiError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import re
 import time
 from collections.abc import Generator, Mapping, Sequence
 from importlib import metadata
@@ -44,7 +45,8 @@ AT_ONCE = 4  # requests, where their trees are verified in one forward pass
 
 
 class Engine:
-    """A loaded model as the server uses it. names: the model's name and its aliases. parallel: requests at once."""
+    """A loaded model as the server uses it. names: the model's name and its aliases. parallel: requests at once.
+    own_penalty: the model's repetition penalty."""
 
     def __init__(self, model: EagleModel, bundle: Path, options: Options, metrics: Metrics) -> None:
         """bundle: the folder that the model was loaded from. Raises BundleError, RequestError."""
@@ -54,6 +56,7 @@ class Engine:
         self.model = model
         self.names = (bundle.resolve().name, *options.aliases)
         self.created = int(time.time())
+        self.own_penalty = model.manifest.sampling.repetition_penalty
         self._bundle = bundle
         self._options = options
         self._metrics = metrics
@@ -126,7 +129,7 @@ class Engine:
             param = "tools" if request.tools else request.grammar.param if request.grammar else None
             raise error_of(error, param, self._bundle) from None
         except RequestError as error:
-            raise error_of(error, _field_of(error, settings), self._bundle) from None
+            raise _of_field(error_of(error, None, self._bundle), settings) from None
         return settings
 
     def ids(self, request: Request) -> list[list[int]]:
@@ -212,7 +215,13 @@ def _version(distribution: str) -> str:
         return "unknown"
 
 
-def _field_of(error: RequestError, settings: Mapping[str, Any]) -> str | None:
-    """The field that an error is about: the one that its sentence begins with."""
-    first = str(error).split(maxsplit=1)[0]
-    return FIELDS.get(first, first) if first in settings else None
+def _of_field(error: ApiError, settings: Mapping[str, Any]) -> ApiError:
+    """An error of a setting, with which its sentence begins, as one of the field that gave it."""
+    first, _, rest = error.message.partition(" ")
+    if first not in settings:
+        return error
+    field = FIELDS.get(first, first)
+    said = f"{field} {rest}"
+    for name in FIELDS.keys() & settings.keys() - {first}:
+        said = re.sub(rf"\b{name}\b", FIELDS[name], said)
+    return ApiError(error.status, error.code, said, field, error.headers)

@@ -32,8 +32,8 @@ def read(body: Body, engine: Engine) -> Read:
     """Returns the completion that a request of /completion stands for. Raises ApiError."""
     fields = {name: value for name, value in body.items() if name not in OWN and value is not None}
     fields["prompt"] = _prompt(body.get("prompt"), engine)
-    if not any(name in fields for name in ("n_predict", "max_tokens")):
-        fields["n_predict"] = -1
+    if not any(name in fields for name in ("n_predict", "max_tokens")) or fields.get("n_predict") == -2:
+        fields["n_predict"] = -1  # -2 fills the context, as -1 does here
     if body.get("json_schema"):
         fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": body["json_schema"]}}
     if body.get("response_fields"):

@@ -40,6 +40,12 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True, False),  # of special tokens, which are skipped
     "truncate_prompt_tokens": (),
+    "return_token_ids": OFF,
+    "return_tokens_as_token_ids": OFF,
+    "logprob_token_ids": ([],),
+    "return_logprob": OFF,
+    "include_reasoning": (True,),
+    "separate_reasoning": (True,),
     "documents": ([],),
     "chat_template": ("",),
     "continue_final_message": OFF,
@@ -63,6 +69,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "custom_logit_processor": ("",),
     "custom_params": ({},),
     "lora_path": ("",),
+    "lora_adapter": ("",),
     # llama.cpp
     "grammar": ("",),
     "json_schema": ({},),
@@ -83,6 +90,8 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "post_sampling_probs": OFF,
     "reasoning_budget": (-1,),
     "reasoning_budget_tokens": (-1,),
+    "reasoning_format": ("auto", "deepseek"),
+    "parse_tool_calls": (True,),
     "lora": ([],),
     # Hugging Face's TGI, transformers and text-generation-webui
     "do_sample": (True,),
@@ -105,6 +114,12 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "min_new_tokens": ZERO,
     "watermark": OFF,
     "return_full_text": OFF,
+    "truncate": OFF,
+    "adapter_id": ("",),
+    "details": OFF,
+    "decoder_input_details": OFF,
+    "top_n_tokens": ZERO,
+    "rep_pen": ONE,
     # Ollama, Mistral, DeepSeek, Anthropic
     "format": ("",),
     "options": ({},),
@@ -115,7 +130,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "think": (),
     "images": ([],),
     "safe_prompt": OFF,
-    "thinking": (),
     "thinking_budget": (-1,),
     # this server's own, which stands in `eagle`
     "constraint": (),
@@ -148,14 +162,17 @@ def neutral(endpoint: Endpoint) -> dict[str, tuple[object, ...]]:
     """Returns NEUTRAL with the fields whose neutral value depends on the endpoint: prompts of a chat have the special
     tokens that the template writes, others those that the tokenizer adds."""
     if endpoint == "chat":
-        return {**NEUTRAL, **OF_PENALTIES, "add_special_tokens": OFF, "prompt": (), "echo": OFF}
-    return {**NEUTRAL, **OF_PENALTIES, "add_special_tokens": (True,), "messages": ()}
+        own: dict[str, tuple[object, ...]] = {"add_special_tokens": OFF, "prompt": (), "echo": OFF}
+        return {**NEUTRAL, **OF_PENALTIES, **own, "thinking_budget": (-1, 0)}
+    own = {"add_special_tokens": (True,), "messages": (), "thinking": (), "reasoning": ()}
+    return {**NEUTRAL, **OF_PENALTIES, **own}
 
 
-def refuse(given: Mapping[str, Any], endpoint: Endpoint) -> None:
-    """Raises ApiError naming the first field that is refused. given: the fields of a request that are not null."""
+def refuse(given: Mapping[str, Any], endpoint: Endpoint, own_penalty: float) -> None:
+    """Raises ApiError naming the first field that is refused. given: the fields of a request that are not null.
+    own_penalty: the model's repetition penalty, where a request has none."""
     known = neutral(endpoint)
-    if _no_penalties(given):
+    if _no_penalties(given, own_penalty):
         known = {name: values for name, values in known.items() if name not in OF_PENALTIES}
     for name, value in given.items():
         if name in known and not _is_one_of(value, known[name]):
@@ -164,11 +181,11 @@ def refuse(given: Mapping[str, Any], endpoint: Endpoint) -> None:
         raise unsupported("modalities", "may be ['text'] alone: this model writes text")
 
 
-def _no_penalties(given: Mapping[str, Any]) -> bool:
-    """Whether a request says that nothing is penalised; one that does not say has the model's own penalty."""
-    repetition = [given[name] for name in ("repeat_penalty", "repetition_penalty") if name in given]
+def _no_penalties(given: Mapping[str, Any], own_penalty: float) -> bool:
+    """Whether nothing is penalised; a request that does not say has the model's own penalty."""
+    repetition = [given[name] for name in ("repeat_penalty", "repetition_penalty") if name in given] or [own_penalty]
     added = [given.get(name, 0) for name in ("presence_penalty", "frequency_penalty")]
-    return bool(repetition) and all(value == 1 for value in repetition) and all(value == 0 for value in added)
+    return all(value == 1 for value in repetition) and all(value == 0 for value in added)
 
 
 def _is_one_of(value: object, values: tuple[object, ...]) -> bool:

@@ -42,6 +42,7 @@ COMMON = {
 }  # fmt: skip
 OF_CHAT = {
     "messages", "top_logprobs", "chat_template_kwargs", "reasoning_effort", "enable_thinking", "prediction",
+    "reasoning", "thinking",
     "tools", "tool_choice", "parallel_tool_calls", *OLD,
 }  # fmt: skip
 OF_COMPLETIONS = {"prompt", "echo"}
@@ -81,10 +82,13 @@ class Request:
         return self.max_tokens == 0
 
 
-def parse_request(body: Mapping[str, Any], endpoint: Endpoint, options: Options, names: Sequence[str]) -> Request:
-    """Returns what a request means; null means that a field was not given. names: of the model. Raises ApiError."""
+def parse_request(
+    body: Mapping[str, Any], endpoint: Endpoint, options: Options, names: Sequence[str], own_penalty: float
+) -> Request:
+    """Returns what a request means; null means that a field was not given. names, own_penalty: of the model, whose
+    repetition penalty counts where a request has none. Raises ApiError."""
     given = {name: value for name, value in body.items() if value is not None}
-    refuse(given, endpoint)
+    refuse(given, endpoint, own_penalty)
     own = OF_CHAT if endpoint == "chat" else OF_COMPLETIONS
     prompts, messages, tools = [], [], None
     if endpoint == "chat":
@@ -248,11 +252,32 @@ def _template_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in kwargs:
         if name in RESERVED:
             raise wrong_value(f"chat_template_kwargs.{name}", "cannot be set by a request")
+    said: dict[str, Any] = {}
+    if "thinking" in given:
+        thinking = an_object(given["thinking"], "thinking")
+        said["enable_thinking"] = one_of(("enabled", "disabled"))(thinking.get("type"), "thinking.type") == "enabled"
+        _nothing_else(thinking, ("type",), "thinking")
+    if "reasoning" in given:
+        reasoning = an_object(given["reasoning"], "reasoning")
+        if reasoning.get("effort") is not None:
+            said["reasoning_effort"] = text(reasoning["effort"], "reasoning.effort")
+        if reasoning.get("enabled") is not None:
+            said["enable_thinking"] = boolean(reasoning["enabled"], "reasoning.enabled")
+        _nothing_else(reasoning, ("effort", "enabled"), "reasoning")
+    if given.get("thinking_budget") == 0:
+        said["enable_thinking"] = False
     if "reasoning_effort" in given:
-        kwargs = {"reasoning_effort": text(given["reasoning_effort"], "reasoning_effort"), **kwargs}
+        said["reasoning_effort"] = text(given["reasoning_effort"], "reasoning_effort")
     if "enable_thinking" in given:
-        kwargs = {"enable_thinking": boolean(given["enable_thinking"], "enable_thinking"), **kwargs}
-    return kwargs
+        said["enable_thinking"] = boolean(given["enable_thinking"], "enable_thinking")
+    return {**said, **kwargs}
+
+
+def _nothing_else(given: Mapping[str, Any], names: Sequence[str], where: str) -> None:
+    """Raises ApiError for a part of a field that would change the answer, beside the known ones."""
+    for name, value in given.items():
+        if name not in names and value not in (None, False):
+            raise unsupported(f"{where}.{name}", "is not supported; leave it out")
 
 
 def _prediction(given: Mapping[str, Any]) -> str | None:

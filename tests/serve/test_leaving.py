@@ -31,7 +31,9 @@ def test_a_client_that_leaves_frees_its_sequence_within_a_pass(bundle_of: Callab
         async def scenario() -> None:
             def job(prompt: list[int], tokens: int) -> Job:
                 body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True}
-                (prepared,) = engine.prepare(parse_request(body, "completions", options, engine.names))
+                (prepared,) = engine.prepare(
+                    parse_request(body, "completions", options, engine.names, engine.own_penalty)
+                )
                 return Job(prepared, Events())
 
             others = [job([number, 5, 6], 120) for number in range(3)]

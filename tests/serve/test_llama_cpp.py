@@ -41,6 +41,21 @@ def test_forms_and_probabilities(address: str) -> None:
     assert [len(one["top_logprobs"]) for one in said["completion_probabilities"]] == [2, 2, 2]
 
 
+def test_addresses_without_v1(address: str) -> None:
+    """llama.cpp has some; what is at none is told where it may be."""
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "temperature": 0}
+    said, wanted = (post(address, f"{base}/chat/completions", chat).data["choices"] for base in ("", "/v1"))
+    assert said == wanted
+    assert request(address, "GET", "/models").data == request(address, "GET", "/v1/models").data
+    for path, near in (("/completions", "/v1/completions"), ("/v1/chat/completions/", "/v1/chat/completions")):
+        error = post(address, path, chat).data["error"]
+        assert error["message"] == f"there is nothing at this address; did you mean {near}?"
+
+
+def test_a_context_is_filled_by_minus_two(address: str) -> None:
+    assert post(address, PATH, {**ASKED, "n_predict": -2, "stop": ["\n"]}).status == 200
+
+
 def test_tokens(address: str, served_model: EagleModel) -> None:
     text = "Why is it so?"
     tokens = post(address, "/tokenize", {"content": text}).data["tokens"]

@@ -191,6 +191,7 @@ def test_errors_have_their_class(
             client.chat.completions.create(**{"model": "any", "messages": MESSAGES, "stream": streamed, **fields})
         assert isinstance(caught.value.body, dict)
         assert (caught.value.body["code"], caught.value.body["param"]) == (code, param)
+        assert "_new_tokens" not in caught.value.body["message"]  # the runtime's own names
 
 
 def test_every_method_is_served_by_its_name(

@@ -26,7 +26,7 @@ NAMES = ("pair", "other")
 def parsed(endpoint: Endpoint = "chat", options: Options | None = None, **fields: Any) -> Request:
     """A request with one message, or the prompt "x", and these fields."""
     own = {"messages": USER} if endpoint == "chat" else {"prompt": "x"}
-    return parse_request({**own, **fields}, endpoint, options or Options(), NAMES)
+    return parse_request({**own, **fields}, endpoint, options or Options(), NAMES, own_penalty=1.1)
 
 
 def one(name: str, value: object) -> dict[str, Any]:
@@ -107,7 +107,11 @@ def test_what_is_not_a_setting() -> None:
     assert parsed("completions", prompt=["a"]).prompts == ("a",)
     assert parsed("completions", prompt=["a", [1]]).prompts == ("a", (1,)) and parsed(n=3).choices == 3
     assert parsed("completions", n=2, best_of=2).choices == 2
-    assert parsed(enable_thinking=False).template_kwargs == {"enable_thinking": False}
+    for name, value in (("enable_thinking", False), ("thinking", {"type": "disabled"}), ("thinking_budget", 0)):
+        assert parsed(**one(name, value)).template_kwargs == {"enable_thinking": False}
+    told = {"effort": "low", "enabled": True, "exclude": False}
+    assert parsed(reasoning=told).template_kwargs == {"reasoning_effort": "low", "enable_thinking": True}
+    assert parsed(reasoning={"effort": "low"}, reasoning_effort="high").template_kwargs == {"reasoning_effort": "high"}
 
 
 def test_answers_do_not_go_on_with_messages() -> None:
@@ -209,7 +213,9 @@ def test_tools_that_are_not_called_are_ignored() -> None:
         {"chat_template": "{{ messages }}"}, {"logits_processors": ["x"]}, {"stop_regex": "a+"}, {"format": "json"},
         {"samplers": ["top_k"]}, {"top_n_sigma": 1.5}, {"repeat_last_n": 64},
         {"do_sample": False}, {"num_beams": 2}, {"no_repeat_ngram_size": 3}, {"negative_prompt": "x"},
-        {"ban_eos_token": True}, {"safe_prompt": True}, {"thinking": {"type": "enabled"}}, {"think": True},
+        {"ban_eos_token": True}, {"safe_prompt": True}, {"think": True}, {"adapter_id": "x"},
+        {"lora_adapter": "x"}, {"rep_pen": 1.2}, {"truncate": 20}, {"return_token_ids": True},
+        {"return_logprob": True}, {"separate_reasoning": False}, {"reasoning_format": "none"},
         {"lora": [{"id": 0, "scale": 1}]}, {"min_new_tokens": 3}, {"system": "Be brief"},
         {"constraint": {"regex": "[0-9]+"}},
     ],
@@ -226,11 +232,34 @@ def test_neutral_values_of_refused_fields_pass() -> None:
         for name, values in neutral(endpoint).items():
             for value in values:
                 own = {"messages": USER} if endpoint == "chat" else {"prompt": "x"}
-                request = parse_request({**own, name: value}, endpoint, Options(), NAMES)
+                request = parse_request({**own, name: value}, endpoint, Options(), NAMES, own_penalty=1.1)
                 assert request.ignored == (), name
     assert parsed(mirostat=0, mirostat_tau=5.0).ignored == ("mirostat_tau",)
     assert parsed(modalities=["text"]).ignored == ()
     assert refusal(mirostat=False) == (400, "unsupported_parameter", "mirostat")  # false is not a number
+
+
+def test_how_penalties_count_asks_nothing_where_there_are_none() -> None:
+    """A request that does not say has the model's own repetition penalty."""
+    names = {"repeat_last_n": 64, "penalty_last_n": 64, "penalize_nl": True}
+    for name, value in names.items():
+        assert parsed(**one(name, value), repeat_penalty=1.0).ignored == ()
+        assert refusal(**one(name, value))[2] == refusal(**one(name, value), frequency_penalty=0.5)[2] == name
+        request = parse_request({"prompt": "x", name: value}, "completions", Options(), NAMES, own_penalty=1.0)
+        assert request.ignored == ()
+
+
+def test_parts_of_thinking_are_taken_or_refused() -> None:
+    for name, part, value in (
+        ("thinking", "budget_tokens", 100),
+        ("reasoning", "max_tokens", 9),
+        ("reasoning", "exclude", True),
+    ):
+        asked = one(name, {"type": "enabled", part: value} if name == "thinking" else {part: value})
+        assert refusal(**asked) == (400, "unsupported_parameter", f"{name}.{part}")
+        assert refusal("completions", **asked) == (400, "unsupported_parameter", name)
+    assert refusal(thinking={"type": "auto"})[2] == "thinking.type"
+    assert refusal(thinking_budget=100) == (400, "unsupported_parameter", "thinking_budget")
 
 
 def test_refused_parts_of_messages() -> None:

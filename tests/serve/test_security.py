@@ -250,6 +250,18 @@ def test_slow_clients_keep_nobody_waiting(address: str) -> None:
             link.close()
 
 
+def test_a_client_that_closes_its_sending_side_has_left(address: str) -> None:
+    """A closed connection looks the same, and must free its place at once."""
+    body = json.dumps({**CHAT, "stream": True, "max_tokens": 400, "ignore_eos": True}).encode()
+    names = [("Host", address[7:]), ("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+    with connect(address) as link:
+        link.sendall(head("POST", CHATS, names) + body)
+        link.shutdown(socket.SHUT_WR)
+        got = b"".join(iter(lambda: link.recv(65536), b""))
+    assert b"[DONE]" not in got
+    assert post(address, CHATS, CHAT).status == 200
+
+
 def test_slow_clients_end(served_model: EagleModel, served_bundle: Path) -> None:
     """Also one that sends a head byte by byte, and one that begins a second request."""
     hurried = Options(limits=Limits(head_s=1, body_s=1))
