@@ -282,11 +282,21 @@ def test_drafts_change_no_token_and_no_bit(name: str, precision: str, bundles: C
 
 
 # Families with norms of heads or of rows after a product, products that are cut into parts, or multipliers.
-ONE_NODE = ("Qwen3", "Gemma-2", "Gemma-3", "OLMo-2", "Granite", "Phi-3, with a window", "Phi-4-mini", WIDE_PHI)
+ONE_NODE = (
+    "Qwen3",
+    "Gemma-2",
+    "Gemma-3",
+    "OLMo-2",
+    "Granite",
+    "Phi-3, with a window",
+    "Phi-4-mini",
+    WIDE_PHI,
+    "ERNIE 4.5",
+)
 BIASED = "Qwen2.5, tied, upper layers with a window"
-# Rotations of neighbours, before norms, or of heads of this width, queries that grow, and MLPs without a gate are steps
+# Rotations before norms, or of heads of this width, queries that grow, and MLPs without a gate are steps
 # of their own.
-APART = ("ERNIE 4.5", "Hunyuan", "GLM-4", "GLM-4-0414", "OLMo-3", "Ministral-3", "EXAONE 4.0", "AFM")
+APART = ("Hunyuan", "GLM-4", "GLM-4-0414", "OLMo-3", "Ministral-3", "EXAONE 4.0", "AFM")
 MIXTURES = ("Mixtral", "Qwen3-MoE, one layer without experts", "OLMoE", "gpt-oss")
 
 

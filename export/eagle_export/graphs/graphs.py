@@ -50,6 +50,7 @@ class TargetGraph(nn.Module):
         if family.experts is not None:
             make_dense(model.model.layers, config, family.experts)
         self.family = family
+        self.halved = type(model).__module__ if family.neighbours else None  # see native_operators.py
         self.config = config
         self.windows = windows
         self.model = model.model

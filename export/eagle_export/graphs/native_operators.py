@@ -17,9 +17,9 @@ from eagle_export.base.errors import ExportError
 
 
 @contextmanager
-def native_operators(module: nn.Module) -> Iterator[None]:
+def native_operators(module: nn.Module, halved: str | None = None) -> Iterator[None]:
     """Makes the modules of transformers below `module` call torch's native norm and rotary operators, which become one
-    ONNX node each.
+    ONNX node each. halved: name of the Python module of whose models the weights were reordered (`Family.neighbours`).
 
     The functions compute the same in eager mode. They are replaced for the whole process, and restored at the end."""
     saved: list[tuple[Any, str, Any]] = []
@@ -35,7 +35,7 @@ def native_operators(module: nn.Module) -> Iterator[None]:
                     replace(item, "forward", _rms_norm)
                 elif name.endswith("RotaryEmbedding"):
                     replace(item, "forward", _rotary_tables)
-        replace(modeling, "apply_rotary_pos_emb", _rotation_as(modeling))
+        replace(modeling, "apply_rotary_pos_emb", _rotation_as(modeling, modeling.__name__ == halved))
     try:
         yield
     finally:
@@ -65,18 +65,20 @@ def _rotary_tables(self: Any, x: Tensor, position_ids: Tensor, layer_type: str |
     return (angles.cos() * scale).to(x.dtype), (angles.sin() * scale).to(x.dtype)
 
 
-def _rotation_as(modeling: ModuleType) -> Any:
+def _rotation_as(modeling: ModuleType, halved: bool) -> Any:
     """Returns the function that rotates as transformers' function of a model does: of a head each number with the one
-    half a head away (Llama), or neighbours (GLM). Raises ExportError for one that does something else."""
+    half a head away (Llama), or neighbours (GLM), which are half a head away where weights were reordered so. Raises
+    ExportError for one that does something else. halved: whether weights were reordered."""
     heads, angles = torch.arange(1.0, 9.0).reshape(1, 1, 1, 8), torch.arange(1.0, 5.0).reshape(1, 1, 4)
     for tables in (torch.cat([angles, angles], -1), angles):  # of a head, or of one half (gpt-oss)
         try:
             expected = modeling.apply_rotary_pos_emb(heads, heads, tables.cos(), tables.sin())[1]
         except RuntimeError:  # of shapes that do not fit
             continue
-        for one in (partial(_apply_rotary, False), partial(_apply_rotary, True)):
-            if torch.allclose(one(heads, heads, angles.cos(), angles.sin())[1], expected):
-                return one
+        for neighbours in (False, True):
+            one = partial(_apply_rotary, neighbours)
+            if torch.allclose(one(heads, heads, angles.cos(), angles.sin())[1], expected) and halved <= neighbours:
+                return partial(_apply_rotary, False) if halved else one
     raise ExportError(f"{modeling.__name__} rotates heads in a way that is not known; export a model of a known family")
 
 

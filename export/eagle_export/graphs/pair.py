@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,12 +28,13 @@ from eagle_export.reading.families.generation import Generation, generation_of
 from eagle_export.reading.families.registry import accepted_by_transformers, family_of, read_config, windows_of
 from eagle_export.reading.families.target import open_target
 from eagle_export.reading.reconcile import check_ends, unwrapped
-from eagle_export.reading.stored_tensors import FLOATS, same_values
+from eagle_export.reading.stored_tensors import FLOATS, HalvedTensor, same_values
 from eagle_export.reading.texts import read_texts, text_of
 from eagle_export.recipes.graph import WINDOW
 from eagle_export.recipes.routed_experts import RoutedExperts
 from eagle_runtime.text.tokenizer import Text
 
+ROTATED = re.compile(r"model\.layers\.\d+\.self_attn\.([qk])_proj\.(?:weight|bias)")
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 
@@ -77,6 +79,12 @@ class Pair:
         """Width of a head of the target's attention."""
         width = getattr(self.config, "head_dim", None)
         return int(self.config.hidden_size // self.config.num_attention_heads if width is None else width)
+
+    @property
+    def rotated(self) -> int:
+        """How many numbers of a head are rotated."""
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        return int(self.head_dim * rope.get("partial_rotary_factor", 1.0))
 
     @property
     def num_kv_heads(self) -> int:
@@ -188,6 +196,9 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
             name, offset = pair.family.parameter(stored), pair.family.norm_offset
             if offset and tensor.name.endswith("norm.weight"):  # the family stores a part of the gain
                 tensor = tensor.plus(offset)
+            if pair.family.neighbours and (part := ROTATED.fullmatch(stored)) is not None:
+                heads = int(pair.config.num_attention_heads) if part[1] == "q" else pair.num_kv_heads
+                tensor = HalvedTensor(tensor.name, tensor.file, tensor.shape, tensor.dtype, tensor, heads, pair.rotated)
             target[name] = Weight(name, tensor)
     if pair.tied:
         target[LM_HEAD] = target[EMBEDDING]

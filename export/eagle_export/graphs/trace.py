@@ -135,7 +135,7 @@ def _trace(
     dynamic += [[{1: symbols["T"]} for _ in each] for each in last]
     inputs = [*input_names, *past_names(layout.num_layers), *taps]
     outputs = [*output_names, *present_names(layout.num_layers), *hidden]
-    with native_operators(module):
+    with native_operators(module, module.halved if isinstance(module, TargetGraph) else None):
         return exported(module, (*args, past, *last), tuple(dynamic), inputs, outputs)
 
 

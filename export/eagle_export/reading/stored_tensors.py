@@ -127,6 +127,23 @@ class ShiftedTensor(StoredTensor):
         return self.stored.read().float() + self.offset
 
 
+@dataclass(frozen=True, slots=True)
+class HalvedTensor(StoredTensor):
+    """The rows of `heads` heads, of whose first `rotated` rows each those with even numbers come first, then the odd
+    ones."""
+
+    stored: StoredTensor
+    heads: int
+    rotated: int
+
+    def read(self) -> torch.Tensor:
+        import torch
+
+        rows = self.stored.read().reshape(self.heads, -1, *self.shape[1:])
+        parts = rows[:, : self.rotated : 2], rows[:, 1 : self.rotated : 2], rows[:, self.rotated :]
+        return torch.cat(parts, 1).reshape(self.shape)
+
+
 def same_values(first: StoredTensor, second: StoredTensor) -> bool:
     """Whether two tensors have one shape and hold equal numbers, in types of FLOATS. They are read a part at a time."""
     import torch

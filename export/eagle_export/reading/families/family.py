@@ -53,6 +53,8 @@ class Family:
     name: as people call it. model_type: of config.json. causal_lm: transformers' class of the whole model.
     layer_norms: RMS norms in each layer. norm_offset: what the model adds to a norm's stored gain.
     experts: where a mixture of experts keeps them.
+    neighbours: whether a head's numbers 2 i and 2 i + 1 are rotated with each other. Exports reorder the rows of
+    queries and keys, so that its halves are: products of both stay the same, and the rotation is Llama's.
     windows: config -> for each layer the number of keys that a row sees, itself included; None for all.
     rotary_layers: config -> number of layers that rotate queries and keys.
     context: config -> the longest text for which the graph computes what transformers does.
@@ -70,6 +72,7 @@ class Family:
     layer_norms: int = 2
     norm_offset: float = 0.0
     experts: Experts | None = None
+    neighbours: bool = False
     windows: Callable[[Config], Windows] = lambda config: (None,) * int(config.num_hidden_layers)
     rotary_layers: Callable[[Config], int] = lambda config: int(config.num_hidden_layers)
     context: Callable[[Config], int] = lambda config: int(config.max_position_embeddings)
