@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+from eagle_runtime.text.call_formats import recognised
 from eagle_serve.checks import a_list, an_object, boolean, text
 from eagle_serve.dialect import Body, Dialect, Read, each
 from eagle_serve.engine import Engine
@@ -178,7 +179,8 @@ def capabilities(engine: Engine) -> list[str]:
     """What the model can do, in Ollama's words."""
     found = ["completion"]
     if engine.model.text.chat:
-        found += ["tools"] + ["thinking"] * ("</think>" in engine.model.text.template_source(tools=False))
+        source = engine.model.text.template_source(tools=False)
+        found += ["tools"] + ["thinking"] * recognised(source).reasons(source)
     return found
 
 

@@ -11,25 +11,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from conftest import GOLDEN
 from eagle_runtime import RequestError
-from eagle_runtime.sampling.call_grammar import argument_schema, calls_constraint
+from eagle_runtime.sampling.answer_grammar import answer_constraint
+from eagle_runtime.sampling.call_grammar import argument_schema
+from eagle_runtime.sampling.constraint import Constraint
 from eagle_runtime.sampling.grammars import Grammars
 from eagle_runtime.text.answer_form import AnswerForm, chat_prompt
 from eagle_runtime.text.answer_reader import AnswerReader, Part
 from eagle_runtime.text.call_formats import FORMATS, CallFormat, format_named, recognised
+from eagle_runtime.text.channel_reader import reader_of
 from eagle_runtime.text.detokenizer import TextStream, Vocabulary
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.text.tools import ToolUse
-from tokenizer_kinds import byte_level
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "chat_templates"
 PUBLISHED = {
     "deepseek_r1_distill": "deepseek",
     "gemma3": "gemma3",
+    "gptoss": "harmony",
     "granite3_3": "granite",
     "llama3_1": "llama",
     "llama3_2": "llama",
@@ -90,7 +93,7 @@ def test_formats_are_recognised_from_published_templates() -> None:
     assert said == PUBLISHED
     assert recognised("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}").name == "mistral-args"
     assert {row.name for row in FORMATS} == {*PUBLISHED.values(), "mistral-args"}
-    with pytest.raises(RequestError, match="tool_format is 'x', but must be one of deepseek"):
+    with pytest.raises(RequestError, match="tool_format is 'x', but must be one of harmony, deepseek"):
         format_named("x")
 
 
@@ -101,7 +104,7 @@ def test_prompts_are_what_the_template_writes(name: str, sources: dict[str, tupl
     form = recognised(text.template_source(tools=True))
     chat = [USER, called(**ARGUMENTS), RESULT]
     prompt = chat_prompt(text, chat, ToolUse.of([WEATHER])).text
-    assert '"weather"' in prompt or "'weather'" in prompt
+    assert any(name in prompt for name in ('"weather"', "'weather'", "type weather ="))
     written = form.written([("weather", ARGUMENTS)])
     known = "tool_calls" in text.template_source(tools=True)
     cut = written if form.name != "mistral" else written.removesuffix("}]")  # whose template goes on with an id
@@ -130,20 +133,23 @@ class Model:
     """A vocabulary of bytes with the special tokens of a format."""
 
     def __init__(self, form: CallFormat, special: bool) -> None:
-        self.tokenizer: Tokenizer = byte_level()
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        self.tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+        self.tokenizer.decoder = decoders.ByteLevel()
         self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        texts = (*form.begins, *form.call, form.between or "", form.end)
-        marks = re.findall(r"<[|｜][^>]*>|\[[A-Z_]+\]", "".join(texts)) if special else []
-        self.tokenizer.add_special_tokens(marks)
+        marks = re.findall(r"<[|｜][^>]*>|\[[A-Z_]+\]", "".join(form.texts)) if special else []
+        self.tokenizer.add_special_tokens(["</s>", *marks])
         vocabulary = self.tokenizer.get_vocab()
         self.specials = {mark: vocabulary[mark] for mark in marks}
-        self.eos = vocabulary["<|end|>"]
+        self.eos = vocabulary["</s>"]
         vocab = self.tokenizer.get_vocab_size()
         self.grammars = Grammars(self.tokenizer.to_str, vocab, [self.eos])
 
-    def accepts(self, form: AnswerForm, answer: str, content: Any = None) -> bool:
-        """Whether an answer may be written, and end where it ends."""
-        matcher = self.grammars.matcher(calls_constraint(form, self.specials, content))
+    def accepts(self, form: AnswerForm, answer: str, content: Constraint | None = None) -> bool:
+        """Whether an answer may be written, and end where it ends. content: what it must follow besides."""
+        constraint = answer_constraint(form, self.specials, content)
+        assert constraint is not None
+        matcher = self.grammars.matcher(constraint)
         for token in [*self.tokenizer.encode(answer, add_special_tokens=False).ids, self.eos]:
             if matcher.finished and token == self.eos:
                 return True
@@ -154,7 +160,7 @@ class Model:
 
     def read(self, form: AnswerForm, answer: str) -> tuple[AnswerReader, list[Part]]:
         """An answer taken apart token by token."""
-        reader, parts = AnswerReader(form, self.specials), []
+        reader, parts = reader_of(form, self.specials), []
         stream = TextStream(Vocabulary(self.tokenizer, "test"), [])
         for token in self.tokenizer.encode(answer, add_special_tokens=False).ids:
             parts += reader.feed([Spoken(token, stream.feed([token]))])
@@ -165,6 +171,11 @@ def use_of(tools: Sequence[dict[str, Any]] = (WEATHER, CLOCK), choice: Any = Non
     use = ToolUse.of(tools, choice, parallel)
     assert use is not None
     return use
+
+
+def told(row: CallFormat, text: str) -> str:
+    """An answer that is text."""
+    return text if row.channels is None else f"<|channel|>final<|message|>{text}"
 
 
 SAID = {"place": "Ulm", "days": 7}
@@ -181,7 +192,9 @@ def test_grammar_and_reader_of_a_format(row: CallFormat, special: bool) -> None:
         assert model.accepts(form, one)
         assert model.accepts(form, row.written(CALLS)) == (row.between is not None)
     assert not model.accepts(AnswerForm(row, use_of(choice="required", parallel=False)), row.written(CALLS))
-    assert model.accepts(auto, "It is late.") and not model.accepts(must, "It is late.")
+    late = told(row, "It is late.")
+    assert model.accepts(auto, late) and not model.accepts(must, late)
+    assert model.read(auto, late)[0].content == "It is late."
     assert not model.accepts(auto, row.written([("weather", {"place": "Ulm", "days": 2})]))  # no such number of days
     assert not model.accepts(auto, row.written([("weather", {**SAID, "more": 1})]))
     assert not model.accepts(auto, row.written([("radar", {})]))
@@ -251,9 +264,20 @@ def test_reasoning_before_calls(choice: str) -> None:
 def test_content_with_a_schema_beside_tools() -> None:
     row = format_named("hermes")
     model, form = Model(row, False), AnswerForm(row, use_of())
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    schema = Constraint.json_schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
     assert model.accepts(form, '{"a": 1}', schema) and model.accepts(form, row.written(CALLS), schema)
     assert not model.accepts(form, "Hello.", schema)
+
+
+def test_reasoning_before_a_schema() -> None:
+    """It is free, and what follows it is the whole content."""
+    row = format_named("hermes")
+    model, schema = Model(row, False), Constraint.json_object()
+    form = AnswerForm(row, thinks=True)
+    assert model.accepts(form, '<think>\nOne {brace.\n</think>\n\n{"a": 1}', schema)
+    assert model.accepts(form, '{"a": 1}', schema) and not model.accepts(form, "<think>\nHm.\n</think>\n\nNo.", schema)
+    begun = AnswerForm(row, thinks=True, thinking=True)
+    assert model.accepts(begun, 'Hm.\n</think>\n\n{"a": 1}', schema) and not model.accepts(begun, '{"a": 1}', schema)
 
 
 def test_schemas_of_arguments() -> None:

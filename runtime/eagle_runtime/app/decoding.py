@@ -64,7 +64,8 @@ def decode(
                     output.finish("cancelled")
                 elif output.stop is None and (released := output.release())[0]:
                     left = time.perf_counter()
-                    yield Piece(*released, parts=output.parts(released[0]))
+                    parts = output.parts(released[0])
+                    yield Piece(released[0], output.shown(released[1], parts), parts=parts)
                     times.elsewhere(left)
         figures = times.figures(lease.waited)
         released = output.release()
@@ -75,7 +76,7 @@ def decode(
             output.finish("cancelled")
             output.parts(output.release()[0])
         state.end(output, result)
-    yield Piece(*released, result, parts)
+    yield Piece(released[0], output.shown(released[1], parts), result, parts)
 
 
 def _result(
@@ -89,7 +90,7 @@ def _result(
     if (predicted := request.predicted) is not None:
         predicted.follow([*request.prompt, *output.token_ids])
         usage = replace(usage, prediction_accepted=predicted.accepted, prediction_rejected=predicted.rejected)
-    text = output.text if request.has_text else None
+    text = output.shown_text if request.has_text else None
     message = None if request.reader is None else output.message
     scored = () if request.scores is None else request.scores.tokens
     return Result(text, tuple(output.token_ids), output.finish_reason, output.stop, usage, message, scored)

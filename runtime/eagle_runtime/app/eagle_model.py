@@ -35,7 +35,7 @@ from eagle_runtime.opening.habits_file import HabitsFile
 from eagle_runtime.opening.hub_bundle import bundle_folder
 from eagle_runtime.opening.loading import Progress, open_bundle
 from eagle_runtime.opening.opened import OpenBundle
-from eagle_runtime.text.answer_form import ChatPrompt, chat_prompt
+from eagle_runtime.text.answer_form import ChatPrompt, chat_prompt, has_heads
 from eagle_runtime.text.tokenizer import Message
 from eagle_runtime.text.tools import ToolUse
 
@@ -214,8 +214,8 @@ class EagleModel:
     def _stream(self, prompt: Prompt, settings: Settings, *, streamed: bool) -> Turn:
         """streamed: as in Lease."""
         self._engines.check()
-        ids = self.checked_prompt(prompt)
-        request = request_of(self.bundle, self._state, ids, self.context, **settings)
+        ids, merged = self._asked(prompt, settings)
+        request = request_of(self.bundle, self._state, ids, self.context, **merged)
         state = self._state
 
         def work() -> Work:
@@ -224,6 +224,15 @@ class EagleModel:
             yield from self._asking(state, request)
 
         return self._turn(state, self._scheduler, request, work(), lambda output, control: None, streamed)
+
+    def _asked(self, prompt: Prompt, settings: Mapping[str, Any]) -> tuple[list[int], dict[str, Any]]:
+        """The ids of a prompt that fits the context, and the settings. Where an answer to chat messages would show its
+        heads, they have its form. Raises RequestError, ContextError."""
+        chat = isinstance(prompt, list | tuple) and bool(prompt) and all(isinstance(item, Mapping) for item in prompt)
+        if not chat or settings.get("form") is not None or not has_heads(self.text):
+            return self.checked_prompt(prompt), dict(settings)
+        made = self.chat_prompt([item for item in prompt if isinstance(item, Mapping)])
+        return self.checked_prompt(self.text.encode_rendered(made.text)), {**settings, "form": made.form}
 
     def conversation(
         self,
@@ -311,8 +320,7 @@ class EagleModel:
             own = {"prompt": one} if not isinstance(one, Mapping) else dict(one)
             if "prompt" not in own:
                 raise RequestError("a request of a batch has no 'prompt'")
-            ids = self.checked_prompt(own.pop("prompt"))
-            merged = {**settings, **own}
+            ids, merged = self._asked(own.pop("prompt"), {**settings, **own})
             request_of(self.bundle, self._state, ids, self.context, **merged)  # which checks the settings
             begins.append(lambda ids=ids, merged=merged: self._turn_alone(ids, merged, beginnings))  # type: ignore[misc]
         return pieces_of(begins, width, self._engines.rounds.serve, beginnings.close)

@@ -5,7 +5,8 @@
     output.release()                 # the tokens whose text is certain by now, and the text
 
 A token waits while its text is a part of a character, or may be the beginning of a stop string. The tokens that are
-released, one piece after another, have the text of the whole answer.
+released, one piece after another, have the text of the whole answer. Where messages with heads make an answer, its text
+has their markers, stop strings are looked for outside of heads, and what is shown is the content alone.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ class Output:
         self._decoder = decoder
         self._end = end
         self._reader = reader
+        self._heads = None if reader is None else reader.heads
         self._held: list[Token] = []
         self._tail = ""  # their text
         self._certain = 0  # of them are not part of a character that goes on
@@ -103,7 +105,7 @@ class Output:
             self.stop = Stop("eos", token_id)
         elif token_id in end.stop_ids:
             self.stop = Stop("stop_token", token_id)
-        elif end.strings and count > end.least and (match := self._stop_string(before)) is not None:
+        elif self._may_stop and count > end.least and (match := self._stop_string(before)) is not None:
             self._cut, string = match
             self._kept = count - len(self._held) + self._before(self._cut)
             self.stop = Stop("stop_string", string)
@@ -139,6 +141,15 @@ class Output:
         self.text += text
         return tuple(released), text
 
+    def shown(self, text: str, parts: Sequence[Part]) -> str:
+        """Returns what of a text that was released is for the reader. parts: what its tokens have completed."""
+        return text if self._heads is None else "".join(part.text for part in parts if part.kind == "content")
+
+    @property
+    def shown_text(self) -> str:
+        """All that was shown."""
+        return self.text if self._heads is None or self._reader is None else self._reader.content
+
     def parts(self, released: Sequence[Token]) -> tuple[Part, ...]:
         """Returns the parts of the answer that tokens which were released have completed."""
         if self._reader is None:
@@ -165,12 +176,23 @@ class Output:
 
     def _hold(self, token_id: int, drafted: bool, log_probs: LogProbs | None) -> None:
         decoder, (logprob, top) = self._decoder, log_probs or (None, ())
-        text = "" if decoder is None else decoder.feed([token_id])
+        text = "" if decoder is None else self._marker(token_id) or decoder.feed([token_id])
         self.token_ids.append(token_id)
         self._held.append(Token(token_id, text, drafted, logprob, top))
         self._tail += text
         if decoder is None or not decoder.pending:
             self._certain = len(self._held)
+
+    def _marker(self, token_id: int) -> str | None:
+        """The text of a marker of heads that does not end the answer; None for other tokens."""
+        if self._heads is None or token_id in self._end.eos or token_id in self._end.stop_ids:
+            return None
+        return self._heads.take(token_id)
+
+    @property
+    def _may_stop(self) -> bool:
+        """Whether a stop string may be complete."""
+        return bool(self._end.strings) and (self._heads is None or not self._heads.within)
 
     def _stop_string(self, before: int) -> tuple[int, str] | None:
         """The stop string that the tail's text after `before` completes first, and where it begins."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -24,13 +23,12 @@ from eagle_runtime.drafting.matches import PredictedText
 from eagle_runtime.drafting.method import Parts
 from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.opening.opened import OpenBundle
-from eagle_runtime.sampling.call_grammar import calls_constraint
-from eagle_runtime.sampling.constraint import Constraint
+from eagle_runtime.sampling.answer_grammar import answer_constraint
 from eagle_runtime.sampling.grammar_matcher import Lookahead, Matcher
 from eagle_runtime.sampling.params import SamplingParams
 from eagle_runtime.sampling.sampler import Sampler
-from eagle_runtime.text.answer_form import THINK, AnswerForm
 from eagle_runtime.text.answer_reader import AnswerReader
+from eagle_runtime.text.channel_reader import reader_of
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -146,27 +144,15 @@ def _followed(bundle: OpenBundle, end: End, settings: Settings) -> tuple[Matcher
     """What keeps an answer to its constraint, and what takes the answer to a chat apart. Raises RequestError."""
     constraint, form, reader = settings.get("constraint"), settings.get("form"), None
     if form is not None:
-        written = form.format
-        specials = bundle.text.specials_in((*written.begins, *written.call, written.between or "", written.end, *THINK))
-        reader = AnswerReader(form, specials)
-        constraint = _constraint_of(form, specials, constraint)
+        specials = bundle.text.specials_in(form.format.texts)
+        reader = reader_of(form, specials)
+        constraint = answer_constraint(form, specials, constraint)
     if constraint is None:
         return None, reader
     if settings.get("ignore_eos") or end.least:
         name = "ignore_eos" if settings.get("ignore_eos") else "min_new_tokens"
         raise RequestError(f"{name} cannot be combined with a constraint, which says where the text ends; omit one")
     return bundle.grammars.matcher(constraint, end.eos | end.stop_ids), reader
-
-
-def _constraint_of(form: AnswerForm, specials: Mapping[str, int], constraint: Constraint | None) -> Constraint | None:
-    """What an answer must follow that may call tools, or else follows `constraint`. Raises RequestError."""
-    if form.use is None:
-        return constraint
-    if constraint is None:
-        return calls_constraint(form, specials, None)
-    if constraint.kind != "json_schema":
-        raise RequestError("constraint may be a JSON schema where tools are offered, and nothing else; omit the tools")
-    return calls_constraint(form, specials, json.loads(constraint.source))
 
 
 def _predicted_ids(bundle: OpenBundle, prediction: str | Sequence[int]) -> list[int]:

@@ -89,7 +89,8 @@ class PastTurn:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished generation. text is None if the bundle has no tokenizer.
+    """A finished generation. text is None if the bundle has no tokenizer; of an answer in OpenAI's harmony format it is
+    the content alone.
 
     The text ends before a stop string; token_ids include the stop token, or the token that completed the stop string.
     finish_reason: "stop" at an end-of-sequence or stop token, a stop string or the end of a constraint, "length" at
@@ -135,8 +136,8 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens whose text is certain. text: theirs. parts: of an answer to a chat that may call tools or reason, taken
-    apart. The last piece of a turn carries the result."""
+    """Tokens whose text is certain. text: theirs; of an answer in OpenAI's harmony format its content alone. parts: of
+    an answer to a chat that may call tools or reason, taken apart. The last piece of a turn carries the result."""
 
     tokens: tuple[Token, ...]
     text: str

@@ -39,6 +39,7 @@ class Screen:
         self.interactive = at_terminal()
         self._dims = self.interactive and _escapes_work()
         self._column = 0  # of the text that is shown
+        self._thinks = False  # whether reasoning was shown last
         if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are no UTF-8 become an error of the question
             sys.stdin.reconfigure(encoding=None if self.interactive else "utf-8", errors="surrogateescape")
         if self.interactive:
@@ -59,8 +60,19 @@ class Screen:
             text += "\n" + more
         return text.rstrip().removesuffix(QUOTES).strip("\n")
 
+    def think(self, text: str) -> None:
+        """Show a piece of the model's reasoning, dim; nothing without a terminal."""
+        if not self.interactive:
+            return
+        sys.stdout.write(f"{DIM}{shown(text)}{PLAIN}" if self._dims else shown(text))
+        sys.stdout.flush()
+        self._thinks = self._thinks or bool(text)
+
     def say(self, text: str) -> None:
-        """Show a piece of the model's text."""
+        """Show a piece of the model's text; what it thought before stands in lines of its own."""
+        if text and self._thinks:
+            sys.stdout.write("\n\n")
+            self._thinks = False
         sys.stdout.write(shown(text))
         sys.stdout.flush()
         if text:
@@ -68,10 +80,10 @@ class Screen:
 
     def end_line(self) -> None:
         """Go to the beginning of a line."""
-        if self._column:
+        if self._column or self._thinks:
             sys.stdout.write("\n")
             sys.stdout.flush()
-            self._column = 0
+            self._column, self._thinks = 0, False
 
     def note(self, text: str) -> None:
         """Show a line that is not the model's: dim, or on standard error where no terminal is."""

@@ -10,11 +10,12 @@ from typing import Any
 
 from eagle_runtime.app.conversation import Conversation
 from eagle_runtime.app.eagle_model import EagleModel
-from eagle_runtime.app.result import Result, Token, Usage
+from eagle_runtime.app.result import Piece, Result, Token, Usage
 from eagle_runtime.app.turn import Turn
 from eagle_runtime.base.errors import ContextError, EagleError, RequestError
 from eagle_runtime.commands.chat_screen import Interrupt, Screen
 from eagle_runtime.sampling.params import SamplingParams, bias_of_json
+from eagle_runtime.text.answer_form import has_heads
 from eagle_runtime.text.tools import ToolUse
 
 HELP = {
@@ -63,6 +64,7 @@ class Talk:
         self._first = dict(self._settings)
         self._chat = model.conversation(tools=tools)
         self._raw = not model.text.chat
+        self._has_heads = has_heads(model.text)
         self._last_text: str | None = None  # where there is no template: the text that was continued last
         self._tokens: list[Token] = []  # of the last answer
         self._usages: list[Usage] = []
@@ -151,14 +153,25 @@ class Talk:
         tokens: list[Token] = []
         with self._interrupt.calls(turn.cancel), turn:
             for piece in turn:
-                parts = [part.text for part in piece.parts if part.kind in ("content", "reasoning")]
-                self._screen.say("".join(parts) if self._tools else piece.text)
+                self._show_piece(piece)
                 tokens += piece.tokens
         self._screen.end_line()
         self._tokens = tokens
         if turn.result is not None:
             self._usages.append(turn.result.usage)
             self._screen.note(self._figures(turn.result))
+
+    def _show_piece(self, piece: Piece) -> None:
+        """Show what was answered: taken apart where tools may be called, and where a text leaves out reasoning."""
+        calls = bool(self._tools) and self._settings.get("tool_choice") != "none"
+        if not (calls or self._has_heads):
+            self._screen.say(piece.text)
+            return
+        for part in piece.parts:
+            if part.kind == "reasoning":
+                self._screen.think(part.text)
+            elif part.kind == "content":
+                self._screen.say(part.text)
 
     def _figures(self, result: Result) -> str:
         usage, limit = result.usage, self._model.context

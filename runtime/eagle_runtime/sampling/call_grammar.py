@@ -1,4 +1,4 @@
-"""The grammar of an answer that may or must call tools.
+"""The grammar of an answer that may or must call tools, or that may reason before it follows a schema.
 
 Where the model may write text too, the grammar is lazy: text is free, and from the format's first token or text on the
 answer follows the grammar of a call. Free text holds no special token.
@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from eagle_runtime.sampling.constraint import Constraint
-from eagle_runtime.text.answer_form import THINK, AnswerForm
+from eagle_runtime.sampling.constraint import CONTENT, Constraint
+from eagle_runtime.text.answer_form import AnswerForm
 from eagle_runtime.text.tools import Tool
 
 # Of llguidance. JSON outputs stand in one line with single spaces, as in templates: models that may add white space go
@@ -28,12 +28,12 @@ def calls_constraint(form: AnswerForm, specials: Mapping[str, int], content: Map
     """Returns the constraint of an answer. form: with tools. specials: the special tokens in the form's texts.
     content: the JSON schema of an answer without calls; None for any text. Raises ConstraintError for what is too
     long."""
-    use, written, lit = form.use, form.format, _Literals(specials)
+    use, written, lit = form.use, form.format, Literals(specials)
     assert use is not None
     before, middle, after = written.call
     rules = {"TEXT": r"/(.|\n)*/"}
     for number, tool in enumerate(use.callable):
-        arguments = argument_schema(tool, must_follow=use.required or tool.strict)
+        arguments = argument_schema(tool, must_follow=form.must_follow(tool))
         rules[f"call{number}"] = f"{lit(before + tool.name + middle)} args{number} {lit(after)}"
         rules[f"args{number}"] = f"%json {json.dumps(arguments, ensure_ascii=False)}"
     rules["call"] = " | ".join(f"call{number}" for number in range(len(use.callable)))
@@ -59,14 +59,26 @@ def calls_constraint(form: AnswerForm, specials: Mapping[str, int], content: Map
             body = ["TEXT", f"head {rest}"]
     rules["body"] = " | ".join(body)
     rules["start"] = _thought(form, specials, rules, lit)
-    return Constraint("calls", "%llguidance {}\n" + "".join(f"{name}: {rule}\n" for name, rule in rules.items()))
+    return Constraint("calls", lark_of(rules))
 
 
-def _thought(form: AnswerForm, specials: Mapping[str, int], rules: dict[str, str], lit: _Literals) -> str:
+def thinking_grammar(form: AnswerForm, specials: Mapping[str, int]) -> str:
+    """Returns the grammar, in Lark, of an answer that may begin with reasoning and then follows the grammar CONTENT."""
+    rules = {"TEXT": r"/(.|\n)*/", "body": f"@{CONTENT}"}
+    rules["start"] = _thought(form, specials, rules, Literals(specials))
+    return lark_of(rules)
+
+
+def lark_of(rules: Mapping[str, str]) -> str:
+    """Returns rules, each by its name, as a grammar in llguidance's form of Lark."""
+    return "%llguidance {}\n" + "".join(f"{name}: {rule}\n" for name, rule in rules.items())
+
+
+def _thought(form: AnswerForm, specials: Mapping[str, int], rules: dict[str, str], lit: Literals) -> str:
     """The first rule: reasoning, which must end if it has begun, and what follows it."""
     if not form.thinks:
         return "body"
-    begin, end = THINK
+    begin, end = form.format.thought
     if end in specials:
         rules["thought"] = f"TEXT {lit(end)}"
     else:
@@ -112,8 +124,8 @@ def _closed(schema: Any, depth: int = 0) -> Any:
     return result
 
 
-class _Literals:
-    """Texts as a grammar writes them, special tokens by their ids."""
+class Literals:
+    """Writes texts as a grammar does, special tokens by their ids."""
 
     def __init__(self, specials: Mapping[str, int]) -> None:
         self._specials = specials

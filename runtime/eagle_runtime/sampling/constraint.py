@@ -14,7 +14,8 @@ from eagle_runtime.base.errors import ConstraintError
 MOST_BYTES = 64 * 1024  # of a schema, pattern or grammar in UTF-8
 MOST_DEPTH = 64  # of a schema's objects and lists in each other
 
-Kind = Literal["json_schema", "regex", "lark", "calls"]  # the last: a grammar in Lark that call_grammar.py writes
+Kind = Literal["json_schema", "regex", "lark", "calls"]  # the last: a grammar in Lark that answer_grammar.py writes
+CONTENT = "content"  # by which a grammar around a constraint names it
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +23,19 @@ class Constraint:
     """The form of an output. Made by one of the functions below; compiled when a model first uses it.
 
     Each raises ConstraintError for what is of a wrong type, above 64 KiB, or no UTF-8 text; a schema may be 64 levels
-    deep. Errors within a schema, pattern or grammar come from the model's method that it is passed to."""
+    deep. Errors within a schema, pattern or grammar come from the model's method that it is passed to. within: a
+    grammar in Lark in which it stands as CONTENT, where the answer has more than that; answer_grammar.py writes it."""
 
     MADE_FROM: ClassVar = ("json_schema", "regex", "lark", "choice")  # its functions that take one value
     kind: Kind
     source: str
+    within: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.source, str):
             raise ConstraintError(f"a constraint is {short_repr(self.source)}, but must be text")
         try:
-            size = len(self.source.encode("utf-8"))
+            size = len((self.source + (self.within or "")).encode("utf-8"))
         except UnicodeEncodeError as error:
             raise ConstraintError(
                 f"the constraint holds half a character (a surrogate) at position {error.start}; give text in UTF-8"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import ConstraintError
 from eagle_runtime.sampling.call_grammar import SPACING, STRICT
-from eagle_runtime.sampling.constraint import Constraint
+from eagle_runtime.sampling.constraint import CONTENT, Constraint
 from eagle_runtime.sampling.grammar_matcher import Matcher, one_line
 
 if TYPE_CHECKING:
@@ -145,7 +145,14 @@ class Grammars:
 
 
 def _grammar(constraint: Constraint) -> str:
-    """The constraint as llguidance takes it."""
+    """The constraint as llguidance takes it, with the grammar around it if there is one."""
+    if constraint.within is None:
+        return _own_grammar(constraint)
+    (own,) = json.loads(_own_grammar(constraint))["grammars"]
+    return json.dumps({"grammars": [{"name": "answer", "lark_grammar": constraint.within}, {**own, "name": CONTENT}]})
+
+
+def _own_grammar(constraint: Constraint) -> str:
     from llguidance import LLMatcher
 
     if constraint.kind == "regex":
@@ -179,6 +186,7 @@ def _may_take_long(constraint: Constraint) -> bool:
     """Whether patterns may be intersected: several of a schema, or those of a grammar that says so."""
     source = constraint.source
     if constraint.kind in ("json_schema", "calls"):
+        source += constraint.within or ""  # which may have tools' schemas
         return '"patternProperties"' in source or source.count('"pattern"') + source.count('"format"') > 3
     return constraint.kind == "lark" and any(sign in source for sign in ("&", "~", "%"))
 

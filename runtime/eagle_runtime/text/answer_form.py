@@ -11,10 +11,10 @@ from typing import Any
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.text.call_formats import CallFormat, format_named, recognised
+from eagle_runtime.text.channels import one_call_each
 from eagle_runtime.text.tokenizer import Message, Text
-from eagle_runtime.text.tools import ToolUse
+from eagle_runtime.text.tools import Tool, ToolUse
 
-THINK = ("<think>", "</think>")
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -27,6 +27,10 @@ class AnswerForm:
     use: ToolUse | None = None
     thinks: bool = False
     thinking: bool = False
+
+    def must_follow(self, tool: Tool) -> bool:
+        """Whether arguments of a tool follow its schema whatever it takes, and not as far as a grammar can say."""
+        return tool.strict or (self.use is not None and self.use.required)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +53,21 @@ def chat_prompt(
     calls may be JSON text. tool_format: a format's name; None for the one that the template speaks of. Raises
     RequestError, TemplateError."""
     source = text.template_source(tools=use is not None)
-    form = recognised(source) if tool_format is None else format_named(tool_format)
+    form = recognised(source)
+    if tool_format is not None and form.channels is None:
+        form = format_named(tool_format)
+    elif tool_format not in (None, form.name):
+        raise RequestError(f"tool_format is {tool_format!r}, but this model writes {form.name} alone; leave it out")
     knows_calls = "tool_calls" in source and not form.calls_as_text
     chat = [_message(message, form, knows_calls, f"messages[{index}]") for index, message in enumerate(messages)]
     kwargs, offered = dict(template_kwargs or {}), None
     if form.results is not None:
         chat = _results_of_user(chat, *form.results)
+    if form.channels is not None and knows_calls:
+        chat = one_call_each(chat)
     if use is not None:
-        tools = [dict(tool.data) for tool in use.tools]
+        described = {} if form.channels is None else {"description": ""}  # which those templates cannot do without
+        tools = [{**described, **tool.data} for tool in use.tools]
         if not form.functions_alone:
             tools = [{"type": "function", "function": tool} for tool in tools]
         if form.tools_as == "tools":
@@ -66,9 +77,15 @@ def chat_prompt(
         else:
             chat = _told(chat, form, tools, source)
     rendered = text.render(chat, tools=offered, template_kwargs=kwargs)
-    return ChatPrompt(
-        rendered, AnswerForm(form, use, THINK[1] in source, rendered.rstrip().endswith(THINK[0]) and THINK[1] in source)
-    )
+    thinks = form.reasons(source)
+    begun = thinks and form.channels is None and rendered.rstrip().endswith(form.thought[0])
+    return ChatPrompt(rendered, AnswerForm(form, use, thinks, begun))
+
+
+def has_heads(text: Text) -> bool:
+    """Returns whether answers to chats are messages with heads, which no text of an answer should show. Raises
+    TemplateError."""
+    return text.chat and recognised(text.template_source(tools=False)).channels is not None
 
 
 def _message(message: Message, form: CallFormat, knows_calls: bool, where: str) -> dict[str, Any]:

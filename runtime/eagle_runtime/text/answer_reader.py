@@ -1,6 +1,6 @@
 """Takes an answer apart as it comes: reasoning, text, and calls of tools.
 
-reader = AnswerReader(form, marks)
+reader = reader_of(form, specials)  # of channel_reader.py
 for piece in turn: parts = reader.feed(piece.tokens)
 parts = reader.end()
 """
@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from eagle_runtime.text.answer_form import ALPHABET, THINK, AnswerForm
+from eagle_runtime.text.answer_form import ALPHABET, AnswerForm
+from eagle_runtime.text.channels import Heads
 
 SPECIAL = "\0"  # stands before a special token's text, which no text of the model is
 ID_LENGTH = 9  # letters and digits, which every template takes
@@ -49,7 +50,10 @@ class Part:
 
 
 class AnswerReader:
-    """The parts of one answer. reasoning, content, calls: all so far."""
+    """The parts of one answer, which tags separate. reasoning, content, calls: all so far. heads: of messages in it,
+    whose text nobody is shown; None where there are none."""
+
+    heads: Heads | None = None
 
     def __init__(self, form: AnswerForm, specials: Mapping[str, int]) -> None:
         """specials: those texts of the form that are special tokens, with their ids."""
@@ -57,8 +61,8 @@ class AnswerReader:
         self.calls: list[ToolCall] = []
         self._format = form.format if form.use is not None else None
         self._shown = {token: SPECIAL + text for text, token in specials.items()}
-        marked = _Marking(specials)
-        self._open, self._close = (marked(tag) for tag in THINK)
+        marked = Marking(specials)
+        self._open, self._close = (marked(tag) for tag in form.format.thought)
         self._trigger, self._begins = marked(form.format.trigger), [marked(text) for text in form.format.begins]
         self._call = [marked(text) for text in form.format.call]
         self._between, self._end = marked(form.format.between or ""), marked(form.format.end)
@@ -206,12 +210,24 @@ class AnswerReader:
         place = self._buffer.find(middle)
         if place < 0:
             return []
-        identity = "".join(secrets.choice(ALPHABET) for _ in range(ID_LENGTH))
-        call = ToolCall(identity, self._buffer[:place], "")
-        self.calls.append(call)
+        name = self._buffer[:place]
         self._go(self._arguments, place + len(middle))
         self._depth, self._quoted, self._escaped = 0, False, False
-        return [Part("call", call.name, len(self.calls) - 1, call.id)]
+        return [self._called(name)]
+
+    def _called(self, name: str) -> Part:
+        """A call begins."""
+        call = ToolCall("".join(secrets.choice(ALPHABET) for _ in range(ID_LENGTH)), name, "")
+        self.calls.append(call)
+        return Part("call", name, len(self.calls) - 1, call.id)
+
+    def _argued(self, text: str) -> list[Part]:
+        """More of the last call's arguments."""
+        if not text:
+            return []
+        call = self.calls[-1]
+        self.calls[-1] = ToolCall(call.id, call.name, call.arguments + text)
+        return [Part("arguments", text, len(self.calls) - 1)]
 
     def _arguments(self) -> list[Part]:
         """A JSON object, up to its last bracket."""
@@ -230,14 +246,10 @@ class AnswerReader:
                     used = place + 1
                     break
         text = self._buffer[:used]
-        if not text:
-            return []
-        index, call = len(self.calls) - 1, self.calls[-1]
-        self.calls[-1] = ToolCall(call.id, call.name, call.arguments + text)
         self._buffer = self._buffer[used:]
-        if self._depth == 0:
+        if text and self._depth == 0:
             self._go(self._after)
-        return [Part("arguments", text, index)]
+        return self._argued(text)
 
     def _after(self) -> list[Part]:
         return self._expect([self._call[2]], [self._next_call])
@@ -268,7 +280,7 @@ class AnswerReader:
         return []
 
 
-class _Marking:
+class Marking:
     """Puts SPECIAL before the special tokens in a text."""
 
     def __init__(self, specials: Iterable[str]) -> None:

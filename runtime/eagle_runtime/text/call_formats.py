@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import RequestError
+from eagle_runtime.text.channels import Channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,9 @@ class CallFormat:
     functions_alone: whether tools are given without {"type": "function"} around. results: what stands before and after
     the result of a call in a message of the user; None where the template knows messages of role tool.
     calls_as_text: whether earlier calls are written into the content of their message, as for all templates without
-    `tool_calls`. id_length: of the ids of calls, where the template counts characters."""
+    `tool_calls`. id_length: of the ids of calls, where the template counts characters. thought: what stands before and
+    after reasoning, in templates that speak of it. channels: of answers that are messages with heads, in which
+    reasoning, text and calls stand; the other fields then say how prompts write calls."""
 
     name: str
     marks: tuple[str, ...]
@@ -40,11 +43,24 @@ class CallFormat:
     results: tuple[str, str] | None = None
     calls_as_text: bool = False
     id_length: int | None = None
+    thought: tuple[str, str] = ("<think>", "</think>")
+    channels: Channels | None = None
 
     @property
     def begins(self) -> tuple[str, ...]:
         """All that may stand before the first call."""
         return (self.begin, *self.also)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All texts of an answer that may hold special tokens."""
+        if self.channels is not None:
+            return self.channels.markers
+        return (*self.begins, *self.call, self.between or "", self.end, *self.thought)
+
+    def reasons(self, template: str) -> bool:
+        """Whether the answers of a model may begin with reasoning. template: its chat template's source."""
+        return self.channels is not None or self.thought[1] in template
 
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
         """Returns the text of calls, each a name and its arguments."""
@@ -162,10 +178,18 @@ GEMMA3 = CallFormat(
     ),
     results=("Result of the function: ", ""),
 )
+# gpt-oss: OpenAI's harmony format; one call per answer.
+HARMONY = CallFormat(
+    name="harmony",
+    marks=("<|start|>", "<|channel|>", "<|message|>"),
+    begin="",
+    call=(" to=functions.", "<|channel|>commentary json<|message|>", "<|call|>"),
+    channels=Channels(),
+)
 
 # The first whose marks a template holds is its format; the last one has none.
 FORMATS = (
-    DEEPSEEK, MISTRAL_ARGS, MISTRAL, SMOLLM3, PHI4_MINI, HERMES, GRANITE, LLAMA, GEMMA3, GENERIC,
+    HARMONY, DEEPSEEK, MISTRAL_ARGS, MISTRAL, SMOLLM3, PHI4_MINI, HERMES, GRANITE, LLAMA, GEMMA3, GENERIC,
 )  # fmt: skip
 
 
