@@ -6,27 +6,21 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from conftest import GOLDEN
 from eagle_runtime import RequestError
-from eagle_runtime.sampling.answer_grammar import answer_constraint
 from eagle_runtime.sampling.call_grammar import argument_schema
 from eagle_runtime.sampling.constraint import Constraint
-from eagle_runtime.sampling.grammars import Grammars
 from eagle_runtime.text.answer_form import AnswerForm, chat_prompt
-from eagle_runtime.text.answer_reader import AnswerReader, Part
 from eagle_runtime.text.call_formats import FORMATS, CallFormat, format_named, recognised
-from eagle_runtime.text.channel_reader import reader_of
-from eagle_runtime.text.detokenizer import TextStream, Vocabulary
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.text.tools import ToolUse
+from format_model import Model, told
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "chat_templates"
 PUBLISHED = {
@@ -121,61 +115,10 @@ def test_prompts_are_what_the_template_writes(name: str, sources: dict[str, tupl
         assert ids.sub("", prompt) == ids.sub("", wanted)
 
 
-@dataclass(frozen=True)
-class Spoken:
-    """A token with its text."""
-
-    id: int
-    text: str
-
-
-class Model:
-    """A vocabulary of bytes with the special tokens of a format."""
-
-    def __init__(self, form: CallFormat, special: bool) -> None:
-        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-        self.tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
-        self.tokenizer.decoder = decoders.ByteLevel()
-        self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        marks = re.findall(r"<[|｜][^>]*>|\[[A-Z_]+\]", "".join(form.texts)) if special else []
-        self.tokenizer.add_special_tokens(["</s>", *marks])
-        vocabulary = self.tokenizer.get_vocab()
-        self.specials = {mark: vocabulary[mark] for mark in marks}
-        self.eos = vocabulary["</s>"]
-        vocab = self.tokenizer.get_vocab_size()
-        self.grammars = Grammars(self.tokenizer.to_str, vocab, [self.eos])
-
-    def accepts(self, form: AnswerForm, answer: str, content: Constraint | None = None) -> bool:
-        """Whether an answer may be written, and end where it ends. content: what it must follow besides."""
-        constraint = answer_constraint(form, self.specials, content)
-        assert constraint is not None
-        matcher = self.grammars.matcher(constraint)
-        for token in [*self.tokenizer.encode(answer, add_special_tokens=False).ids, self.eos]:
-            if matcher.finished and token == self.eos:
-                return True
-            if not matcher.mask()[token]:
-                return False
-            matcher.consume(token)
-        return True
-
-    def read(self, form: AnswerForm, answer: str) -> tuple[AnswerReader, list[Part]]:
-        """An answer taken apart token by token."""
-        reader, parts = reader_of(form, self.specials), []
-        stream = TextStream(Vocabulary(self.tokenizer, "test"), [])
-        for token in self.tokenizer.encode(answer, add_special_tokens=False).ids:
-            parts += reader.feed([Spoken(token, stream.feed([token]))])
-        return reader, [*parts, *reader.end()]
-
-
 def use_of(tools: Sequence[dict[str, Any]] = (WEATHER, CLOCK), choice: Any = None, parallel: bool = True) -> ToolUse:
     use = ToolUse.of(tools, choice, parallel)
     assert use is not None
     return use
-
-
-def told(row: CallFormat, text: str) -> str:
-    """An answer that is text."""
-    return text if row.channels is None else f"<|channel|>final<|message|>{text}"
 
 
 SAID = {"place": "Ulm", "days": 7}

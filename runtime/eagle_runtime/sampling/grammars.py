@@ -148,7 +148,8 @@ def _grammar(constraint: Constraint) -> str:
     """The constraint as llguidance takes it, with the grammar around it if there is one."""
     if constraint.within is None:
         return _own_grammar(constraint)
-    (own,) = json.loads(_own_grammar(constraint))["grammars"]
+    source = _own_grammar(constraint)
+    own = {"lark_grammar": source} if constraint.kind in ("lark", "calls") else json.loads(source)["grammars"][0]
     return json.dumps({"grammars": [{"name": "answer", "lark_grammar": constraint.within}, {**own, "name": CONTENT}]})
 
 
