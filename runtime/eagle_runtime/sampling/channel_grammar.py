@@ -14,7 +14,7 @@ from eagle_runtime.sampling.call_grammar import Literals, argument_schema, lark_
 from eagle_runtime.sampling.constraint import CONTENT
 from eagle_runtime.text.answer_form import AnswerForm
 
-TYPES = ("json", "code")  # of arguments and of content, as heads name them; the arguments are JSON in both
+TYPES = ("json", "code")  # of arguments, as heads name them; they are JSON in both
 
 
 def channel_grammar(form: AnswerForm, specials: Mapping[str, int], *, content: bool) -> str:
@@ -29,7 +29,8 @@ def channel_grammar(form: AnswerForm, specials: Mapping[str, int], *, content: b
         rules[name] = f"{head} said {next_head}"
     types = " | ".join(map(lit, TYPES))
     rules["type"] = f'(" " | " "? {lit(channels.constrain)}) ({types})'
-    rules["final"] = f"({lit(channels.channel + channels.final)} type?)? {lit(channels.message)}"
+    json_type = f'" "? {lit(channels.constrain)} {lit(TYPES[0])}'
+    rules["final"] = f"({lit(channels.channel + channels.final)} ({json_type})?)? {lit(channels.message)}"
     body = []
     if use is None or not use.required:
         body = [f"final @{CONTENT}" if content else "final TEXT"]
