@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -222,3 +223,28 @@ def test_chats_show_reasoning_apart(
         plain = piece.split(PLAIN)[1]
     assert dim == shown(message["reasoning_content"])
     assert plain.strip("\n") == shown(message["content"]).strip("\n")
+
+
+def test_a_worker_tells_of_the_parts(model: EagleModel, bundle: Path) -> None:
+    asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required"}
+    seed = seed_of(model, "reasoning_content", "tool_calls", **asked)
+    wanted = answered(model, seed=seed, **asked)
+    bias = {str(token): value for token, value in BIAS.items()}
+    settings = {**asked, "temperature": 1.0, "seed": seed, "max_new_tokens": 160, "logit_bias": bias}
+    order = {"id": 1, "op": "generate", "messages": [{"role": "user", "content": "Weather?"}], **settings}
+    command = [sys.executable, "-m", "eagle_runtime.commands.cli", "--worker", str(bundle), "--threads", "1"]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    events: list[dict[str, Any]] = []
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables) as worker:
+        assert worker.stdin is not None and worker.stdout is not None
+        worker.stdin.write(json.dumps(order) + "\n")
+        worker.stdin.flush()
+        while not events or events[-1]["event"] not in ("done", "error"):
+            events.append(json.loads(worker.stdout.readline()))
+        worker.stdin.close()
+    result, pieces = events[-1]["result"], [event for event in events if event["event"] == "piece"]
+    assert tuple(result["token_ids"]) == wanted.token_ids and result["text"] == wanted.text == ""
+    parts = [part for piece in pieces for part in piece.get("parts", ())]
+    reasoning = "".join(part["text"] for part in parts if part["kind"] == "reasoning")
+    assert wanted.message is not None and reasoning == wanted.message["reasoning_content"]
+    assert [part["text"] for part in parts if part["kind"] == "call"] == ["weather"]
