@@ -326,6 +326,7 @@ def test_stop_strings_count_in_all_texts_but_heads() -> None:
     ):
         output = output_of(answer, string)
         assert (output.message.get("reasoning_content", ""), output.shown_text) == (reasoning, content), string
+    assert output_of("<|start|>assistant<|end|>Text without a head.", "without").shown_text == "Text "
 
 
 @pytest.fixture(scope="module")

@@ -122,10 +122,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of an answer. text: what it completes, "" for a part of a character. drafted: whether it was a node of
-    a draft tree, and not the target's own sample after one. logprob: natural logarithm of its probability by the
-    target's own logits, before all settings of sampling; top: the likeliest tokens, (id, logprob), best first. None and
-    () unless asked for."""
+    """One token of an answer. text: what it completes, "" for a part of a character; a marker of the harmony format has
+    its own. drafted: whether it was a node of a draft tree, and not the target's own sample after one. logprob: natural
+    logarithm of its probability by the target's own logits, before all settings of sampling; top: the likeliest tokens,
+    (id, logprob), best first. None and () unless asked for."""
 
     id: int
     text: str

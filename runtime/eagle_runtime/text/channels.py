@@ -58,14 +58,15 @@ class Heads:
         opening = (channels.start, channels.channel, channels.constrain)
         self._texts = {specials[m]: m for m in (*opening, channels.message, channels.end) if m in specials}
         self._opening = frozenset(specials[m] for m in opening if m in specials)
-        self._message = specials.get(channels.message)
+        closing = (channels.message, channels.end, *channels.ends)
+        self._closing = frozenset(specials[m] for m in closing if m in specials)
         self.within = False
 
     def take(self, token_id: int) -> str | None:
         """Take the next token. Returns a marker's text, which decoding leaves out; None for any other token."""
         if token_id in self._opening:
             self.within = True
-        elif token_id == self._message:
+        elif token_id in self._closing:
             self.within = False
         return self._texts.get(token_id)
 
