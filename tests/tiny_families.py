@@ -102,6 +102,28 @@ ROWS = {
     "gpt-oss": Row(
         "gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 12, **TINY_YARN}
     ),
+    "ERNIE 4.5, with experts": Row(
+        "ernie4_5_moe",
+        {
+            "head_dim": 16,
+            "moe_num_experts": 4,
+            "moe_k": 2,
+            "moe_intermediate_size": 24,
+            "moe_layer_end_index": 3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "GLM-4.5-Air": Row(
+        "glm4_moe",
+        {
+            "head_dim": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "routed_scaling_factor": 1.5,
+            "num_nextn_predict_layers": 0,
+        },
+    ),
     "OLMoE": Row("olmoe", {**EXPERTS, "clip_qkv": 1.5}),
 }
 
@@ -127,7 +149,8 @@ def source_of(row: Row) -> Any:
         }
     )
     model = cls(config).eval()
-    for name, parameter in model.named_parameters():
+    corrections = [each for each in model.named_buffers() if each[0].endswith("correction_bias")]
+    for name, parameter in [*model.named_parameters(), *corrections]:
         if name.endswith(("norm.weight", "bias", "gate.weight", "sinks")):  # else all ones or zeros
             torch.nn.init.normal_(parameter, parameter.mean().item(), 0.3)
     return model

@@ -297,7 +297,15 @@ BIASED = "Qwen2.5, tied, upper layers with a window"
 # Rotations before norms, or of heads of this width, queries that grow, and MLPs without a gate are steps
 # of their own.
 APART = ("Hunyuan", "GLM-4", "GLM-4-0414", "OLMo-3", "Ministral-3", "EXAONE 4.0", "AFM")
-MIXTURES = ("Mixtral", "Qwen3-MoE, one layer without experts", "OLMoE", "gpt-oss")
+SHARED = "ERNIE 4.5, with experts"
+MIXTURES = (
+    "Mixtral",
+    "Qwen3-MoE, one layer without experts",
+    "OLMoE",
+    "gpt-oss",
+    "ERNIE 4.5, with experts",
+    "GLM-4.5-Air",
+)
 
 
 @needs_operators

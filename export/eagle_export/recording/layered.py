@@ -100,7 +100,8 @@ class LayeredModel:
         weights: dict[str, Tensor] = {}
         for name, experts in fused_experts(module):
             weights |= read_fused(self._stored, prefix + name, len(experts.down_proj), is_biased(experts))
-        for name, _ in module.named_parameters():
+        kept = [name for name, _ in module.named_buffers() if prefix + name in self._stored]
+        for name in [*kept, *(name for name, _ in module.named_parameters())]:
             if prefix + name not in weights:
                 weights[prefix + name] = self._stored[prefix + name].read().float()
         module.load_state_dict({name.removeprefix(prefix): each for name, each in weights.items()}, assign=True)

@@ -12,13 +12,14 @@ Shapes: T rows, H hidden, E experts, k experts per row.
 from __future__ import annotations
 
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from eagle_export.reading.families.family import MODULE, Experts
+from eagle_export.reading.families.family import Experts
 
 
 class Expert(nn.Module):
@@ -43,14 +44,24 @@ class Expert(nn.Module):
 class DenseExperts(nn.Module):
     """The mixture of one layer."""
 
-    def __init__(self, config: Any, experts: Experts) -> None:
+    def __init__(self, config: Any, experts: Experts, whole: nn.Module) -> None:
+        """whole: transformers' part of the layer, of which the MLP that reads every row stays."""
         super().__init__()
-        self.count, self.chosen = experts.count(config), int(config.num_experts_per_tok)
-        self.renormalised = experts.renormalised(config)
-        self.tells_shares = experts.tells_shares
-        self.router_name = experts.router
+        self.config, self.declared = config, experts
+        self.count = experts.count(config)
         self.add_module(experts.router, nn.Linear(int(config.hidden_size), self.count, bias=experts.biased))
         self.experts = nn.ModuleList(Expert(config, experts) for _ in range(self.count))
+        if experts.shared:
+            self.add_module(experts.shared, whole.get_submodule(experts.shared))
+        if experts.correction:
+            owner: nn.Module = self
+            *path, name = experts.correction.split(".")
+            for part in path:
+                if not hasattr(owner, part):
+                    owner.add_module(part, nn.Module())
+                owner = owner.get_submodule(part)
+            like = attrgetter(experts.correction)(whole)
+            owner.register_parameter(name, nn.Parameter(torch.zeros_like(like)))
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """x [1, T, H]. Returns [1, T, H], and the shares where transformers does."""
@@ -58,25 +69,37 @@ class DenseExperts(nn.Module):
         mixed = torch.zeros_like(x)
         for number, expert in enumerate(self.experts):
             mixed = mixed + expert(x) * shares[..., number : number + 1]
-        return (mixed, shares) if self.tells_shares else mixed
+        if self.declared.shared:
+            mixed = mixed + self.get_submodule(self.declared.shared)(x)
+        return (mixed, shares) if self.declared.tells_shares else mixed
 
     def shares(self, x: Tensor) -> Tensor:
         """Returns each expert's weight [1, T, E], zero for those that were not chosen. Scores are added up in a wider
         type, in which their order does not matter: a rounding could send a row to another expert."""
         wide = torch.float64 if x.dtype == torch.float32 else torch.float32
-        router = self.get_submodule(self.router_name)
+        router = self.get_submodule(self.declared.router)
         assert isinstance(router, nn.Linear)
         bias = None if router.bias is None else router.bias.to(wide)
         scores = nn.functional.linear(x.to(wide), router.weight.to(wide), bias).float()
-        best, which = scores.softmax(-1).topk(self.chosen)
-        if self.renormalised:
-            best = best / best.sum(-1, keepdim=True)
+        best, which = self._chosen(scores)
         is_chosen = which[..., None] == torch.arange(self.count)
         return (best[..., None] * is_chosen).sum(-2).to(x.dtype)
+
+    def _chosen(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """scores [1, T, E]. Returns weights and numbers of each row's experts [1, T, k]."""
+        experts = self.declared
+        if experts.chosen is not None:
+            correction = self.get_parameter(experts.correction).float().reshape(-1)
+            return experts.chosen(self.config, scores, correction)
+        best, which = scores.softmax(-1).topk(int(self.config.num_experts_per_tok))
+        if experts.renormalised(self.config):
+            best = best / best.sum(-1, keepdim=True)
+        return best, which
 
 
 def make_dense(layers: nn.ModuleList, config: Any, experts: Experts) -> None:
     """Replaces the mixtures of a model's layers, in place. Some families have layers without one."""
     for layer in layers:
-        if hasattr(getattr(layer, MODULE), "experts"):
-            setattr(layer, MODULE, DenseExperts(config, experts))
+        whole = getattr(layer, experts.module)
+        if hasattr(whole, "experts"):
+            setattr(layer, experts.module, DenseExperts(config, experts, whole))

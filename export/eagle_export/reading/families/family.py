@@ -132,12 +132,15 @@ def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Where a family keeps its experts. block: name in checkpoints of the part of a layer that MODULE is here.
+    """Where a family keeps its experts. block: name in checkpoints of the part of a layer that `module` is here.
     gate, up, down: names in checkpoints of an expert's matrices. count, width: config -> E, columns of an expert.
     renormalised: config -> whether the weights of a row's k experts add up to 1. router: name of the part that chooses
     experts. biased: whether router and experts have biases; transformers keeps the matrices of such experts transposed,
     columns of gate and up in turns. gated: config, gate, up -> what down reads; None for activation(gate) * up.
-    tells_shares: whether the part of a layer returns more than its output."""
+    tells_shares: whether the part of a layer returns more than its output. chosen: config, the router's scores [T, E],
+    a correction [E] -> weights and numbers [T, k] of each row's experts; None for the likeliest by softmax.
+    correction: name of that tensor in the part of a layer, of which checkpoints may know its last part alone; "" for
+    none. shared: name there of an MLP that reads every row; "" for none. module: transformers' name of the part."""
 
     block: str
     gate: str
@@ -150,20 +153,28 @@ class Experts:
     biased: bool = False
     gated: Callable[[Config, Tensor, Tensor], Tensor] | None = None
     tells_shares: bool = False
+    chosen: Callable[[Config, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    correction: str = ""
+    shared: str = ""
+    module: str = MODULE
 
     def counts(self, config: Mapping[str, Any]) -> tuple[int, int] | None:
         """Returns E and k of a config.json; None where it leaves them to the defaults of transformers."""
-        names = {"num_experts": config.get("num_local_experts")}  # as newer releases write it, for Qwen3-MoE
+        # As newer releases write it, for Qwen3-MoE, and as ERNIE does.
+        names = {"num_experts": config.get("num_local_experts", config.get("moe_num_experts"))}
         try:
-            return self.count(SimpleNamespace(**{**names, **config})), int(config["num_experts_per_tok"])
+            each = config["moe_k"] if "moe_k" in config else config["num_experts_per_tok"]
+            return self.count(SimpleNamespace(**{**names, **config})), int(each)
         except (AttributeError, KeyError, TypeError, ValueError):
             return None
 
     def parameter(self, name: str) -> str:
         """Returns the name that a checkpoint's tensor has here."""
         head, block, tail = name.partition(f".{self.block}.")
+        if block and self.correction and tail.endswith(self.correction.rpartition(".")[2]):
+            return f"{head}.{self.module}.{self.correction}"
         if not block or ".experts." not in name:
-            return f"{head}.{MODULE}.{tail}" if block else name
+            return f"{head}.{self.module}.{tail}" if block else name
         *before, matrix, kind = tail.split(".")
         renamed = {self.gate: "gate_proj", self.up: "up_proj", self.down: "down_proj"}.get(matrix, matrix)
-        return ".".join([head, MODULE, *before, renamed, kind])
+        return ".".join([head, self.module, *before, renamed, kind])
