@@ -31,7 +31,7 @@ ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense",
     "gpt_oss": "gpt-oss",
 }
-TURNED = ("llama", "smollm3", "granite", "arcee")
+TURNED = ("llama", "smollm3", "granite", "granitemoe", "arcee")
 KINDS = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0", "q5_1": "Q5_1", "mxfp4": "MXFP4"}
 KINDS_OF_TOKENS = {"normal": 1, "control": 3, "user": 4, "unused": 5}
 
@@ -84,7 +84,7 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
     if name in TURNED:
         writer.add_vocab_size(config.vocab_size)
         writer.add_rope_dimension_count(width)
-    if getattr(config, "head_dim", None) and name not in ("granite", "phi3"):
+    if getattr(config, "head_dim", None) and name not in ("granite", "granitemoe", "phi3"):
         writer.add_key_length(width)
         writer.add_value_length(width)
     if name in ("gemma2", "gemma3", "olmo2", "exaone4", "gpt-oss") and getattr(config, "sliding_window", None):
@@ -98,7 +98,7 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if name == "gemma3":
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
-    if name == "granite":
+    if name in ("granite", "granitemoe"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -145,6 +145,8 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
             values = permuted(values, config.num_attention_heads)
         if name in TURNED and "k_proj." in full:
             values = permuted(values, config.num_key_value_heads)
+        if name == "granitemoe":  # by the names of Qwen3-MoE, which the package knows
+            full = full.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp")
         base, _, kind = (f"{full}.weight" if full.endswith(".sinks") else full).rpartition(".")
         if ".experts." in base:
             before, _, after = base.partition(".experts.")

@@ -87,7 +87,14 @@ TARGETS: dict[str, Config] = {
     "Qwen/Qwen3-30B-A3B-Instruct-2507": qwen3_moe(262144),
     "XiaomiMiMo/MiMo-7B-RL": MIMO,
     "XiaomiMiMo/MiMo-7B-RL-0530": {**MIMO, "max_position_embeddings": 65536},
-    "zai-org/GLM-4.5-Air": {**sizes("glm4_moe", 4096, 10944, 46, 96, 8, 151552, 131072), "head_dim": 128},
+    "zai-org/GLM-4.5-Air": {
+        **sizes("glm4_moe", 4096, 10944, 46, 96, 8, 151552, 131072),
+        "head_dim": 128,
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1408,
+        "num_nextn_predict_layers": 1,
+    },
     "deepseek-ai/DeepSeek-V3": sizes("deepseek_v3", 7168, 18432, 61, 128, 128, 129280, 4096),
     "openai/gpt-oss-120b": gpt_oss(36, 128),
     "Qwen/Qwen3-Next-80B-A3B-Instruct": {**sizes("qwen3_next", 2048, 5632, 48, 16, 2, 151936, 262144), "head_dim": 256},
@@ -103,10 +110,12 @@ def target_tensors(config: Config) -> Shapes:
     config = config.get("text_config", config)
     h, v, kind = config["hidden_size"], config["vocab_size"], config["model_type"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (v, h)}
-    if kind not in ("llama", "qwen3", "mimo", "mixtral", "qwen3_moe", "gpt_oss"):
+    if kind not in ("llama", "qwen3", "mimo", "mixtral", "qwen3_moe", "gpt_oss", "glm4_moe"):
         return {name: ("BF16", shape) for name, shape in shapes.items()}
     if kind == "gpt_oss":
         return gpt_oss_tensors(config)
+    if kind == "glm4_moe":
+        return glm_air_tensors(config)
     shapes["model.norm.weight"] = (h,)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (v, h)
@@ -165,6 +174,24 @@ def gpt_oss_tensors(config: Config) -> Shapes:
             packed[f"{name}_scales"] = (experts, columns, inputs // 32)
     of_bytes = {name: ("U8", shape) for name, shape in packed.items()}
     return {name: ("BF16", shape) for name, shape in plain.items()} | of_bytes
+
+
+def glm_air_tensors(config: Config) -> Shapes:
+    """transformers' modeling_glm4_moe.py, whose first layer has no experts; without the multi-token-prediction layer."""
+    h, v, wide = config["hidden_size"], config["vocab_size"], config["moe_intermediate_size"]
+    shapes: dict[str, tuple[int, ...]] = {"model.norm.weight": (h,), "model.embed_tokens.weight": (v, h)}
+    shapes["lm_head.weight"] = (v, h)
+    for layer in range(config["num_hidden_layers"]):
+        start = f"model.layers.{layer}."
+        shapes |= layer_shapes(start, h, h, config["head_dim"], config, dense=layer == 0)
+        shapes |= {f"{start}{name}_layernorm.weight": (h,) for name in ("input", "post_attention")}
+        if layer == 0:
+            continue
+        count = config["n_routed_experts"]
+        shapes |= {f"{start}mlp.gate.weight": (count, h), f"{start}mlp.gate.e_score_correction_bias": (count,)}
+        for part in ("shared_experts", *(f"experts.{expert}" for expert in range(count))):
+            shapes |= mlp_shapes(f"{start}mlp.{part}.", h, wide)
+    return {name: ("BF16", shape) for name, shape in shapes.items()}
 
 
 def qkv_biases(start: str, width: int, config: Config) -> dict[str, tuple[int, ...]]:

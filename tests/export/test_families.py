@@ -162,6 +162,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     ),
     "both directions": ("Gemma-3", {"use_bidirectional_attention": True}, {}, "use_bidirectional_attention is set"),
     "a window in bytes": ("Mistral", {}, {"cache_precision": "int8"}, "layers with a sliding window, which an int8"),
+    "experts in groups": ("GLM-4.5-Air", {"n_group": 2}, {}, "n_group is 2, but experts are chosen from one group"),
+    "norms of GLM-4.5": ("GLM-4.5-Air", {"use_qk_norm": True}, {}, "use_qk_norm is set, which is not supported"),
     "a bound in TensorRT": (
         "Gemma-2",
         {},

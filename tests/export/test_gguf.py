@@ -97,6 +97,7 @@ ROWS = {
     ),
     "SmolLM3": Row("smollm3", {"num_hidden_layers": 5}),
     "Granite": Row("granite", SCALES),
+    "Granite, with experts": Row("granitemoe", {"num_local_experts": 4, **SCALES}),
     "OLMo-2": Row("olmo2", {"rms_norm_eps": 1e-6}),
     "OLMo-3": Row(
         "olmo3",

@@ -128,6 +128,21 @@ class ShiftedTensor(StoredTensor):
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertTensor(StoredTensor):
+    """Some rows of one expert's matrix, or some of its bias, of a tensor that holds those of all experts of a layer.
+    number: of the expert. part: first row, end and step. turned: whether rows are columns in the stored matrix."""
+
+    stored: StoredTensor
+    number: int
+    part: tuple[int, int, int]
+    turned: bool = False
+
+    def read(self) -> torch.Tensor:
+        expert = self.stored.rows(self.number, self.number + 1)[0]
+        return (expert.mT if self.turned else expert)[slice(*self.part)].contiguous()
+
+
+@dataclass(frozen=True, slots=True)
 class HalvedTensor(StoredTensor):
     """The rows of `heads` heads, of whose first `rotated` rows each those with even numbers come first, then the odd
     ones."""

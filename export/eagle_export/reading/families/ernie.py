@@ -1,6 +1,6 @@
-"""ERNIE 4.5: neighbouring numbers of a head are rotated with each other. The larger models have a mixture of experts in
-all but the first layers, with an MLP that reads every row besides; corrected probabilities choose experts, whose own are
-their weights."""
+"""ERNIE 4.5: neighbouring numbers of a head are rotated with each other. The larger models have a mixture of experts
+in all but the first layers, with an MLP that reads every row besides; corrected probabilities choose experts, whose own
+are their weights."""
 
 from __future__ import annotations
 

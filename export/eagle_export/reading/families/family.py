@@ -132,15 +132,22 @@ def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Where a family keeps its experts. block: name in checkpoints of the part of a layer that `module` is here.
-    gate, up, down: names in checkpoints of an expert's matrices. count, width: config -> E, columns of an expert.
-    renormalised: config -> whether the weights of a row's k experts add up to 1. router: name of the part that chooses
-    experts. biased: whether router and experts have biases; transformers keeps the matrices of such experts transposed,
-    columns of gate and up in turns. gated: config, gate, up -> what down reads; None for activation(gate) * up.
-    tells_shares: whether the part of a layer returns more than its output. chosen: config, the router's scores [T, E],
-    a correction [E] -> weights and numbers [T, k] of each row's experts; None for the likeliest by softmax.
-    correction: name of that tensor in the part of a layer, of which checkpoints may know its last part alone; "" for
-    none. shared: name there of an MLP that reads every row; "" for none. module: transformers' name of the part."""
+    """Where a family keeps its experts, and how a row's are chosen and computed.
+
+    block, module: names in checkpoints, and in transformers, of the part of a layer that has them.
+    gate, up, down: names in checkpoints of an expert's matrices.
+    count, width: config -> E, columns of an expert.
+    renormalised: config -> whether the weights of a row's k experts add up to 1.
+    router: name of the part that scores experts.
+    stacked: whether checkpoints hold those of a layer in one tensor, of which `Family.opened` makes each one's.
+    biased: whether router and experts have biases; transformers keeps the matrices of such experts transposed, columns
+    of gate and up in turns.
+    gated: config, gate, up -> what down reads; None for activation(gate) * up.
+    tells_shares: whether the part of a layer returns more than its output.
+    chosen: config, the router's scores [T, E], a correction [E] -> weights and numbers [T, k] of each row's experts;
+    None for the likeliest by softmax.
+    correction: name of that tensor in the part of a layer, of which checkpoints may know its last part alone; "": none.
+    shared: name there of an MLP that reads every row; "": none."""
 
     block: str
     gate: str
@@ -150,6 +157,7 @@ class Experts:
     width: Callable[[Any], int]
     renormalised: Callable[[Any], bool]
     router: str = "gate"
+    stacked: bool = False
     biased: bool = False
     gated: Callable[[Config, Tensor, Tensor], Tensor] | None = None
     tells_shares: bool = False

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.reading.families.family import Config, Experts, Family, by_layer_type
-from eagle_export.reading.stored_tensors import StoredTensor
+from eagle_export.reading.stored_tensors import ExpertTensor, StoredTensor
 from eagle_runtime.bundle.manifest import SamplingDefaults
 
 if TYPE_CHECKING:
@@ -30,27 +30,9 @@ BIAS = 127  # of the exponent that a scale holds
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertTensor(StoredTensor):
-    """The matrix or bias of one expert, of a tensor that holds those of all experts of a layer. number: of the expert.
-    start, step: which of its columns in `stored` [E, inputs, columns], or of its biases [E, columns], are its own."""
-
-    stored: StoredTensor
-    number: int
-    start: int
-    step: int
-
-    def read(self) -> Tensor:
-        """Reads a matrix [columns, inputs] or a bias [columns]."""
-        expert = self.stored.rows(self.number, self.number + 1)[0]
-        return (
-            expert[..., self.start :: self.step].mT.contiguous() if expert.ndim > 1 else expert[self.start :: self.step]
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class PackedExpert(StoredTensor):
     """The matrix of one expert in MXFP4. blocks [E, columns, inputs / 32, 16], two numbers per byte, the first one in
-    its lower half; scales [E, columns, inputs / 32], exponents of two. number, start, step: as of ExpertTensor."""
+    its lower half; scales [E, columns, inputs / 32], exponents of two. start, step: of the columns that are its own."""
 
     blocks: StoredTensor
     scales: StoredTensor
@@ -119,7 +101,8 @@ def _experts(
                 assert scales is not None
                 yield name, PackedExpert(name, tensor.file, whole, "BF16", tensor, scales, number, start, step)
             else:
-                yield name, ExpertTensor(name, tensor.file, whole, tensor.dtype, tensor, number, start, step)
+                rows = start, columns, step
+                yield name, ExpertTensor(name, tensor.file, whole, tensor.dtype, tensor, number, rows, turned=not kind)
 
 
 def bounded_swiglu(config: Config, gate: Tensor, up: Tensor) -> Tensor:
@@ -143,6 +126,7 @@ GPT_OSS = Family(
         width=lambda config: int(config.intermediate_size),
         renormalised=lambda config: True,
         router="router",
+        stacked=True,
         biased=True,
         gated=bounded_swiglu,
         tells_shares=True,

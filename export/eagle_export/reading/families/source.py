@@ -12,12 +12,11 @@ from transformers.utils import logging as transformers_logging
 
 from eagle_export.base.quiet import quiet
 from eagle_export.reading.checkpoint import Checkpoint
+from eagle_export.reading.families.family import Config, Experts
 from eagle_export.reading.families.fused_experts import read_fused
 from eagle_export.reading.families.registry import family_of, read_config
 from eagle_export.reading.families.target import open_target
 from eagle_export.reading.stored_tensors import StoredTensor
-
-EXPERTS = ".mlp.experts."
 
 
 class _Lazy:
@@ -40,8 +39,8 @@ def load_source(source: Path | Checkpoint) -> Any:
     made = checkpoint.texts is not None or any(name != each.name for name, each in checkpoint.tensors.items())
     state: dict[str, Any] = {}
     config = read_config(family, checkpoint)
-    if family.experts is not None and family.experts.biased:  # which transformers does not make of single matrices
-        made, state["state_dict"] = True, _with_fused(checkpoint, family.experts.count(config))
+    if family.experts is not None and family.experts.stacked:  # which transformers does not make of single matrices
+        made, state["state_dict"] = True, _with_fused(checkpoint, family.experts, config)
     elif made:
         state["state_dict"] = {name: _Lazy(tensor) for name, tensor in checkpoint.tensors.items()}
     with quiet("transformers"), _without_bars():
@@ -58,12 +57,13 @@ def load_source(source: Path | Checkpoint) -> Any:
     return model.eval()
 
 
-def _with_fused(checkpoint: Checkpoint, count: int) -> dict[str, Any]:
-    """Tensors by transformers' names, those of `count` biased experts read."""
-    experts = {name.partition(EXPERTS)[0] + EXPERTS[:-1] for name in checkpoint.tensors if EXPERTS in name}
-    state: dict[str, Any] = {name: _Lazy(tensor) for name, tensor in checkpoint.tensors.items() if EXPERTS not in name}
-    for name in experts:
-        state |= read_fused(checkpoint.tensors, name, count, biased=True)
+def _with_fused(checkpoint: Checkpoint, experts: Experts, config: Config) -> dict[str, Any]:
+    """Tensors by transformers' names, those of experts read."""
+    within = f".{experts.module}.experts."
+    layers = dict.fromkeys(name.partition(within)[0] for name in checkpoint.tensors if within in name)
+    state: dict[str, Any] = {name: _Lazy(each) for name, each in checkpoint.tensors.items() if within not in name}
+    for layer in layers:
+        state |= read_fused(checkpoint.tensors, layer + within[:-1], experts.count(config), experts.biased)
     return state
 
 

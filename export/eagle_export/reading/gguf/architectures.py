@@ -88,6 +88,11 @@ def _granite(file: GgufFile, config: Config) -> Config:
     return {**_llama(file, config), **scales}
 
 
+def _granite_moe(file: GgufFile, config: Config) -> Config:
+    counts = _mixtral(file, config)
+    return {**_granite(file, config), **{name: counts[name] for name in ("num_local_experts", "num_experts_per_tok")}}
+
+
 def _part_rotated(file: GgufFile, config: Config) -> Config:
     share = file.integer("rope.dimension_count", config["head_dim"]) / config["head_dim"]
     rope = {**config["rope_parameters"], "partial_rotary_factor": share}
@@ -236,6 +241,13 @@ ARCHITECTURES = {
     "gemma3": Architecture("gemma3_text", {**PROJECTIONS, **MLP, **AROUND, **QK_NORMS}, _gemma3, norm_added=1.0),
     "smollm3": Architecture("smollm3", LLAMA_NAMES, _smollm3, turned=True),
     "granite": Architecture("granite", LLAMA_NAMES, _granite, turned=True),
+    "granitemoe": Architecture(
+        "granitemoe",
+        {**PROJECTIONS, **BEFORE, "ffn_gate_inp": "block_sparse_moe.router"},
+        _granite_moe,
+        turned=True,
+        experts={name: part.replace("mlp", "block_sparse_moe") for name, part in EXPERTS.items()},
+    ),
     "olmo2": Architecture("olmo2", NORMS_AFTER, _biases),
     "glm4": Architecture(
         "glm4",
