@@ -102,7 +102,7 @@ def test_one_question_per_line_without_a_terminal(chat_bundle: Path) -> None:
 
 
 def test_an_error_without_a_terminal_is_one_line_and_status_2(chat_bundle: Path) -> None:
-    done = piped(chat_bundle, ["ab", "/nonsense", "cd"], "--max-new-tokens", "4")
+    done = piped(chat_bundle, ["ab", "/nonsense", "cd"], "--max-new-tokens", "4", "--backend", "cpu")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("eagle-chat: /nonsense is not a command; ")
     assert len(done.stderr.splitlines()) == 2
@@ -110,7 +110,11 @@ def test_an_error_without_a_terminal_is_one_line_and_status_2(chat_bundle: Path)
 
 def test_bytes_that_are_no_text(chat_bundle: Path) -> None:
     done = subprocess.run(
-        command(chat_bundle), input=b"a\xff\n", capture_output=True, env=environment(), timeout=PATIENCE_S
+        command(chat_bundle, "--backend", "cpu"),
+        input=b"a\xff\n",
+        capture_output=True,
+        env=environment(),
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 2 and done.stderr.count(b"\n") == 1 and b"half a character" in done.stderr
 

@@ -68,7 +68,7 @@ def _native() -> Finding:
         return found
     instructions, reason = found
     if reason:
-        return Finding(False, f"{reason}: docs/install.md says how to get it")
+        return Finding(False, reason)
     return Finding(True, f"eagle-edge-kernels ({instructions})")
 
 

@@ -102,7 +102,8 @@ class EagleModel:
 
         backend: one of backends.BACKENDS, or "auto" for the first of them that the bundle was made for and that works
         on this machine. `model.backend` is the one in use, `model.passed_over` has the reason against each one before
-        it, `model.notice` a warning, also logged, if "auto" runs engine files of the bundle. context: tokens of prompt
+        it, `model.notice` a warning, also logged, if "auto" runs engine files of the bundle, or its portable graph
+        although it has a native one. context: tokens of prompt
         and output that the caches hold; None takes the model's limit, on a CPU as far as a quarter of the free memory
         goes, on a GPU at most 4096. threads: of a forward pass on the
         CPU; None takes the number of physical cores, or what a container's quota pays for. check_hashes: compare the

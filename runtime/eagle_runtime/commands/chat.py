@@ -21,6 +21,7 @@ from eagle_runtime.commands.command import (
     add_model_options,
     model_options,
     output_errors,
+    print_line,
     run_command,
 )
 from eagle_runtime.commands.interrupts import Interrupted
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
                 name = Path(args.bundle).resolve().name
                 screen.note(f"{name} on {model.backend}, {model.context} tokens of context; /help lists the commands")
             if model.notice is not None:
-                screen.note(model.notice)
+                print_line("eagle-chat", model.notice)
             if not model.text.chat:
                 screen.note("the bundle has no chat template: the model goes on from each text that you type, as it is")
             talk.run()

@@ -21,6 +21,7 @@ from eagle_runtime.commands.command import (
     add_model_options,
     model_options,
     output_errors,
+    print_line,
     run_command,
     size,
 )
@@ -62,7 +63,7 @@ def _answer(args: argparse.Namespace) -> None:
             over = f" ({reasons_text(model.passed_over)})" if model.passed_over else ""
             print(f"eagle-run: on {model.backend}{over}", file=sys.stderr)
         if model.notice is not None:
-            print(f"eagle-run: {model.notice}", file=sys.stderr)
+            print_line("eagle-run", model.notice)
         method = method_named(args.method or model.default_method)
         if args.habits is not None and method.proposer != "habits":
             raise RequestError(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from eagle_runtime.app.eagle_model import EagleModel
 from eagle_runtime.base.errors import MemoryLimitError
-from eagle_runtime.commands.command import Parser, add_model_options, model_options, run_command, size
+from eagle_runtime.commands.command import Parser, add_model_options, model_options, print_line, run_command, size
 from eagle_runtime.commands.worker_pipes import Writer, end_with_parent, private_pipes, read_lines
 from eagle_runtime.commands.worker_service import Service
 from eagle_runtime.opening.draft_bundle import folders_of
@@ -28,6 +28,8 @@ def run(args: argparse.Namespace) -> None:
     if args.memory_limit is not None:
         budget = _budget([bundle_folder(args.bundle), *folders_of(args.draft_bundle)], args.memory_limit)
     with EagleModel.load(kv_budget=budget, **model_options(args)) as model:
+        if model.notice is not None:
+            print_line("eagle-run", model.notice)
         service = Service(model, Writer(sink), args.memory_limit)
         service.run(read_lines(source))
 

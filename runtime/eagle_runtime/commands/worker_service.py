@@ -102,8 +102,9 @@ class Service:
         model = self._model
         limits = {"line_bytes": LONGEST, "queued": MOST_QUEUED, "conversations": MOST_CONVERSATIONS}
         hello = {
-            "protocol": PROTOCOL, "backend": model.backend, "context": model.context, "text": model.text.available,
-            "chat": model.text.chat, "vocab_size": model.manifest.target.vocab_size, "method": model.default_method,
+            "protocol": PROTOCOL, "backend": model.backend, "notice": model.notice, "context": model.context,
+            "text": model.text.available, "chat": model.text.chat, "vocab_size": model.manifest.target.vocab_size,
+            "method": model.default_method,
             "limits": {**limits, "memory_bytes": self._memory_limit},
         }  # fmt: skip
         self._send(order.id, "hello", **hello)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGE = "eagle-edge-kernels"
+INSTALL = "'pip install ./kernels' in a clone installs it (docs/install.md)"
 
 
 class Kernels(NamedTuple):
@@ -19,6 +20,8 @@ def installed_kernels() -> Kernels | None:
     """Returns what the package says of itself; None where it is not installed."""
     try:
         import eagle_edge_kernels
-    except ImportError:
+
+        version, library = eagle_edge_kernels.VERSION, Path(eagle_edge_kernels.library())
+    except (ImportError, AttributeError, SyntaxError, ValueError):  # an empty folder that is left, a damaged file
         return None
-    return Kernels(eagle_edge_kernels.VERSION, Path(eagle_edge_kernels.library()))
+    return Kernels(version, library)

@@ -82,9 +82,12 @@ def unfit(backend: str, bundle: Path, manifest: Manifest) -> str | None:
     return None
 
 
-def notice(chosen: Chosen[T], bundle: Path) -> str | None:
-    """Returns a warning for users who left the choice to "auto": that engine files of the bundle are run as they are.
-    None for backends that build their engines from the graphs."""
+def notice(chosen: Chosen[T], bundle: Path, manifest: Manifest) -> str | None:
+    """Returns a warning for users who left the choice to "auto": that engine files of the bundle are run as they are,
+    or that its portable graph runs although it has a native one. Otherwise None."""
+    if chosen.backend == "cpu" and manifest.target.graph.native is not None:
+        reason = dict(chosen.passed_over)[NATIVE]
+        return f"the portable graph runs, which takes twice as long as the native one or more: {reason}"
     if not chosen.backend.startswith("tensorrt"):
         return None
     return (

@@ -53,7 +53,7 @@ def open_bundle(
     """Open a bundle folder; the arguments are those of `EagleModel.load`.
 
     Of the result, passed_over gives (backend, reason) for each backend that was tried before the one in use, notice
-    is a warning about engine files that "auto" chose to run, and row_check the outcome of exact_rows. Raises
+    is a warning of what "auto" chose (backends.notice), and row_check the outcome of exact_rows. Raises
     BundleError, BackendError, RequestError; gives a FidelityWarning."""
     manifest = read_manifest(folder)
     longest = manifest.target.context
@@ -77,7 +77,7 @@ def open_bundle(
         freed.callback(chosen.opened.engines.close)
         if (problem := shortfall(manifest)) is not None:
             warnings.warn(f"{folder}: {problem}", FidelityWarning, stacklevel=3)
-        warning = notice(chosen, folder) if backend == AUTO else None
+        warning = notice(chosen, folder, manifest) if backend == AUTO else None
         if warning is not None:
             logging.getLogger(__name__).warning("%s", warning)
         opened = dataclasses.replace(

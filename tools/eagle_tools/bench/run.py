@@ -111,6 +111,8 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
                 datastore=datastore,
             )
             models.append(stack.enter_context(load))
+            if load.notice is not None:
+                reporter.say(f"eagle-bench: {load.notice}")
         asked, longest = first_turns(models[0], plan.questions), check_length(plan, models)
         recorder = Recorder() if plan.record else None
         contenders = list(_our_contenders(plan, models, asked, recorder))
