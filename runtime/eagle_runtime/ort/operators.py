@@ -41,6 +41,8 @@ def native_operators() -> Operators:
     """Returns the installed operators, checked once per process."""
     if (installed := installed_kernels()) is None:
         return Operators(None, reason=f"{PACKAGE} is not installed; {INSTALL}")
+    if installed.damaged:
+        return Operators(None, reason=f"{installed.library} is not the file that was installed; {INSTALL}")
     if installed.version != OPERATORS:
         return Operators(
             None,

@@ -43,7 +43,7 @@ class NativeDraws(NamedTuple):
 def native_draws() -> NativeDraws | None:
     """Returns the functions of the installed library, tried once per process; None where there is none that has them,
     or where they make other numbers than NumPy here, as another library of mathematics would."""
-    if (installed := installed_kernels()) is None:
+    if (installed := installed_kernels()) is None or installed.damaged:
         return None
     try:
         library = ctypes.CDLL(str(installed.library))
