@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from eagle_tools.wheel_contents import WheelError, check_wheel
+
 KERNELS = Path(__file__).parents[2] / "kernels"
 
 
@@ -42,8 +44,9 @@ SYSTEMS = (
 
 
 def build(system: System, out: Path) -> Path:
-    """Compiles the operators for a system and returns the wheel, which is written to `out`. Raises
-    subprocess.CalledProcessError with the compiler's messages on stderr."""
+    """Compiles the operators for a system and returns the wheel, which is written to `out` if its
+    contents are those of its tag. Raises subprocess.CalledProcessError with the compiler's messages on stderr, and
+    WheelError."""
     with tempfile.TemporaryDirectory() as folder:
         compiler = Path(folder) / "c++"
         compiler.write_text(
@@ -66,6 +69,7 @@ def build(system: System, out: Path) -> Path:
         (wheel,) = Path(folder).glob("*.whl")
         tag = [sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", system.tag, str(wheel)]
         name = subprocess.run(tag, check=True, capture_output=True, encoding="utf-8").stdout.split()[-1]
+        check_wheel(Path(folder) / name, system.tag, system.processor, system.suffix)
         out.mkdir(parents=True, exist_ok=True)
         return Path(shutil.move(Path(folder) / name, out / name))
 
@@ -82,6 +86,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 wheel = build(system, args.out)
             except subprocess.CalledProcessError as error:
                 print(f"kernel_wheels: {system.tag} failed: {' '.join(map(str, error.cmd))}", file=sys.stderr)
+                return 2
+            except WheelError as error:
+                print(f"kernel_wheels: {error}", file=sys.stderr)
                 return 2
             print(f"{wheel}  {wheel.stat().st_size / 1e3:.0f} kB", flush=True)
     return 0
