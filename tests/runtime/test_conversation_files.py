@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import platform
 import random
 import shutil
 import signal
@@ -20,6 +22,9 @@ import pytest
 from conftest import needs_operators, put_listed, put_tokenizer
 from eagle_runtime import Conversation, ConversationFileError, EagleModel, RequestError
 from eagle_runtime.app import conversation_file as module
+from eagle_runtime.base.backend_names import NATIVE
+from eagle_runtime.bundle.graph import TensorSpec
+from eagle_runtime.bundle.manifest import read_manifest
 
 TEMPLATE = b"{% for m in messages %}{{ m.role[0] | upper }}:{{ m.content }}{{ eos_token }}{% endfor %}A:"
 SETTINGS: dict[str, Any] = {"max_new_tokens": 16, "ignore_eos": True, "seed": 3}
@@ -147,20 +152,48 @@ def test_flipped_bits_and_cuts_are_noticed(model: EagleModel, chat: Conversation
     assert model.load_conversation(path).messages == chat.messages
 
 
-def test_rows_of_another_engine_or_processor_are_left(
+def test_rows_of_another_engine_or_processor_are_left(bundles: Callable[[str], Path], tmp_path: Path) -> None:
+    path = tmp_path / "chat"
+    with EagleModel.load(bundles("int8"), threads=1, check_hashes=False, backend="cpu") as model:
+        chat = model.conversation()
+        list(chat.send("what is a tree", **SETTINGS))
+        chat.save(path)
+        wanted = answer(chat.fork(), "more")
+        for name, changed in (("processor_name", "another"), ("library_version", "onnxruntime 0.1")):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(module, name, lambda *_, changed=changed: changed)
+                loaded = model.load_conversation(path)
+            which = "processor" if name == "processor_name" else "engine"
+            assert loaded.kv_rows == 0 and loaded.kv_status == f"made with another {which}"
+            assert loaded.messages == chat.messages and answer(loaded, "more") == wanted
+            assert loaded.kv_status == "resident"
+
+
+@needs_operators
+def test_rows_of_native_operators_travel_between_processors(
     model: EagleModel, chat: Conversation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "chat"
     chat.save(path)
-    wanted = answer(chat.fork(), "more")
-    for name, changed in (("processor_name", "another"), ("library_version", "onnxruntime 0.1")):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, name, lambda *_, changed=changed: changed)
-            loaded = model.load_conversation(path)
-        which = "processor" if name == "processor_name" else "engine"
-        assert loaded.kv_rows == 0 and loaded.kv_status == f"made with another {which}"
-        assert loaded.messages == chat.messages and answer(loaded, "more") == wanted
-        assert loaded.kv_status == "resident"
+    monkeypatch.setattr(module, "processor_name", lambda: "another")
+    monkeypatch.setattr(module, "processor_features", lambda: ("others",))
+    loaded = model.load_conversation(path)
+    assert loaded.kv_status == "resident" and loaded.kv_rows == chat.kv_rows
+    assert answer(loaded, "more") == answer(chat, "more")
+    monkeypatch.setattr(platform, "machine", lambda: "another")
+    assert model.load_conversation(path).kv_status == "made with another processor"
+
+
+def test_a_layer_in_fp32_ties_rows_to_their_processor(bundles: Callable[[str], Path]) -> None:
+    """ONNX Runtime multiplies it, with what instructions the processor has."""
+    manifest = read_manifest(bundles("int8"))
+    kept = {**manifest.target.graph.weights, "kept": TensorSpec("float32", (8, 8))}
+    graph = dataclasses.replace(manifest.target.graph, weights=kept)
+    other = dataclasses.replace(manifest, target=dataclasses.replace(manifest.target, graph=graph))
+    assert [module.processor_of(NATIVE, one) for one in (manifest, other)] == [
+        f"{module.ARCHITECTURES.get(platform.machine(), platform.machine())} {platform.system()}",
+        module.processor_of("cpu", manifest),
+    ]
 
 
 def test_another_precision_keeps_the_text_and_another_tokenizer_nothing(

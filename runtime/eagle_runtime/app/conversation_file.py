@@ -2,7 +2,7 @@
 
 The file's own SHA-256 is in its header, so any damage is noticed before anything of it is used. Rows are taken back
 where the same engine would compute the same: for another bundle of the same model, another version of the engine or
-another processor the text stays and the rows are left out.
+another processor the text stays and the rows are left out. Native operators compute the same on every processor.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.app.result import PastTurn
+from eagle_runtime.base.backend_names import NATIVE
 from eagle_runtime.base.errors import BundleError, ConversationFileError, RequestError
 from eagle_runtime.base.files import read_plain, write_private
 from eagle_runtime.bundle.listed_files import text_digest
+from eagle_runtime.bundle.manifest import Manifest
 from eagle_runtime.bundle.typed_json import from_json
 from eagle_runtime.core.decoding_state import Snapshot
 from eagle_runtime.core.head import HeadSnapshot
@@ -34,13 +37,15 @@ FORMAT = 1  # of the file; another one is refused
 TEXT_BYTES = 1 << 26  # of a file besides rows: the text of a context of 128 thousand tokens has half a million
 NOTES_BYTES = 1 << 16  # of an application's own strings: a title, settings, a summary
 NO_DIGEST = "0" * 64
+ARCHITECTURES = {"AMD64": "x86_64", "arm64": "aarch64"}  # names of Windows and macOS -> of Linux
 ADVICE = "take another file, or begin a new conversation"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
     """What must be equal for a file to be read: text, a digest of the tokenizer and the vocabulary's size. And for its
-    rows to be taken: the digest of the bundle's files, the engine with its version, the processor."""
+    rows to be taken: the digest of the bundle's files, the engine with its version, the processor, or with native
+    operators its architecture and the system."""
 
     text: str
     bundle: str
@@ -76,10 +81,20 @@ Tensors = dict[str, npt.NDArray[np.generic]]
 
 def identity_of(bundle: OpenBundle) -> Identity:
     """The identity of what runs a bundle here."""
-    processor = f"{processor_name()} {_digest(processor_features())}"
     every = [f"{name} {digest}" for name, digest in sorted(bundle.manifest.files.items())]
     engine = f"{bundle.backend} {library_version(bundle.backend)}"
-    return Identity(text_digest(bundle.manifest), _digest(every), engine, processor)
+    return Identity(text_digest(bundle.manifest), _digest(every), engine, processor_of(bundle.backend, bundle.manifest))
+
+
+def processor_of(backend: str, manifest: Manifest) -> str:
+    """Returns what of a machine the bits of the target's rows depend on. Of a graph whose products are all native ones
+    these are the sines and cosines of rotations, which ONNX Runtime computes: ARM64 rounds some otherwise than x86-64.
+    A matrix in fp32, of a layer that is kept or of a router, is multiplied by ONNX Runtime too, and otherwise with each
+    instruction set. Rows of a head change what is drafted, and never the answer."""
+    weights = manifest.target.graph.weights.values()
+    if backend == NATIVE and not any(one.dtype == "float32" and len(one.shape) > 1 for one in weights):
+        return f"{ARCHITECTURES.get(platform.machine(), platform.machine())} {platform.system()}"
+    return f"{processor_name()} {_digest(processor_features())}"
 
 
 def pack(saved: Saved, ids: tuple[int, ...], rows: Snapshot | None) -> bytes:
