@@ -7,7 +7,7 @@
 #endif
 
 namespace eagle {
-#if defined(__linux__)
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)  // see APART
 namespace {
 constexpr size_t PAGE = size_t(2) << 20;     // a large page
 constexpr size_t REGION = size_t(64) << 20;  // of addresses; pages are provided as they are written

@@ -46,6 +46,13 @@ class Buffer {
   uint8_t* data_ = nullptr;
 };
 
+// With AddressSanitizer every piece of memory is an allocation of its own: it sees no access beyond one inside of another.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool APART = true;
+#else
+constexpr bool APART = false;
+#endif
+
 // Many pieces of memory that are released together. `kept`, if given, lends a first chunk and gets the largest one back:
 // memory that is taken from the system anew has to be cleared by it.
 class Memory {
@@ -69,9 +76,12 @@ class Memory {
   }
   uint8_t* get(size_t bytes) {  // aligned; null: out of memory
     if (bytes > SIZE_MAX / 4) return nullptr;
-    bytes = rounded(bytes);
-    if (newest_ == nullptr || newest_->size - used_ < bytes) {
-      const size_t least = newest_ == nullptr ? LEAST : 2 * newest_->size < MOST_KEPT ? 2 * newest_->size : MOST_KEPT;
+    if (!APART) bytes = rounded(bytes);
+    if (APART || newest_ == nullptr || newest_->size - used_ < bytes) {
+      const size_t least = APART                           ? 0
+                           : newest_ == nullptr            ? LEAST
+                           : 2 * newest_->size < MOST_KEPT ? 2 * newest_->size
+                                                           : MOST_KEPT;
       const size_t size = bytes + ALIGNMENT > least ? bytes + ALIGNMENT : least;
       Chunk* chunk = reinterpret_cast<Chunk*>(allocate(size));
       if (chunk == nullptr) return nullptr;
