@@ -107,6 +107,7 @@ def test_a_library_of_another_version(bundle: Path, tmp_path: Path) -> None:
 
 
 @needs_operators
+@posix_only
 @pytest.mark.parametrize("name", [b"eagle_instruction_set", b"RegisterCustomOps"])
 def test_a_library_without_a_symbol(name: bytes, bundle: Path, tmp_path: Path) -> None:
     package(tmp_path, change=replaced(name + b"\0", name[:-2] + b"zz\0"))
