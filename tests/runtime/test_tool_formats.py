@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 
 from conftest import GOLDEN
 from eagle_runtime import RequestError
-from eagle_runtime.sampling.call_grammar import argument_schema
 from eagle_runtime.sampling.constraint import Constraint
+from eagle_runtime.sampling.schemas import argument_schema
 from eagle_runtime.text.answer_form import AnswerForm, chat_prompt
 from eagle_runtime.text.call_formats import FORMATS, CallFormat, format_named, recognised
 from eagle_runtime.text.tokenizer import Text

@@ -12,16 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from eagle_runtime.sampling.constraint import CONTENT, Constraint
+from eagle_runtime.sampling.schemas import SPACING, STRICT, argument_schema
 from eagle_runtime.text.answer_form import AnswerForm
-from eagle_runtime.text.tools import Tool
-
-# Of llguidance. JSON outputs stand in one line with single spaces, as in templates: models that may add white space go
-# on with it for long. A schema may say otherwise in llguidance's own keyword "x-guidance".
-SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-LENIENT = {"lenient": True}
-STRICT: Any = {"lenient": False, "coerce_one_of": False}  # nothing in a schema is passed over
-NO_EFFECT = ("title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly")
-COMBINING = ("anyOf", "allOf", "oneOf", "not", "if", "$ref", "patternProperties", "unevaluatedProperties")
 
 
 def calls_constraint(form: AnswerForm, specials: Mapping[str, int], content: Mapping[str, Any] | None) -> Constraint:
@@ -94,34 +86,6 @@ def _thought(form: AnswerForm, specials: Mapping[str, int], rules: dict[str, str
         rules["body"] = rules["body"].replace("TEXT |", "SPEECH |")
         return f"body | {lit(begin)} thought GAP later"
     return f"body | {lit(begin)} thought GAP body"
-
-
-def argument_schema(tool: Tool, *, must_follow: bool) -> dict[str, Any]:
-    """Returns the JSON schema of a tool's arguments as a grammar takes it: an object, without properties that it does
-    not name. must_follow: keywords that no grammar can express are errors; else they are passed over."""
-    schema = _closed({"type": "object", "properties": {}, **tool.parameters})
-    own = schema.pop("x-guidance", None)
-    options = own if isinstance(own, Mapping) else {}
-    return {**schema, "x-guidance": {**SPACING, **(STRICT if must_follow else LENIENT), **options}}
-
-
-def _closed(schema: Any, depth: int = 0) -> Any:
-    """A schema without what has no effect; objects that say nothing of other properties have none."""
-    if not isinstance(schema, Mapping) or depth > 64:
-        return schema
-    result = {name: value for name, value in schema.items() if name not in NO_EFFECT}
-    if isinstance(properties := result.get("properties"), Mapping):
-        result["properties"] = {name: _closed(value, depth + 1) for name, value in properties.items()}
-        if not any(name in result for name in COMBINING):
-            result.setdefault("additionalProperties", False)
-    if "items" in result:
-        result["items"] = _closed(result["items"], depth + 1)
-    for name in ("$defs", "definitions", *(() if result.get("properties") else ("anyOf",))):
-        if isinstance(parts := result.get(name), Mapping):
-            result[name] = {key: _closed(value, depth + 1) for key, value in parts.items()}
-        elif isinstance(parts, list):
-            result[name] = [_closed(value, depth + 1) for value in parts]
-    return result
 
 
 class Literals:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from eagle_runtime.sampling.call_grammar import Literals, argument_schema, lark_of
+from eagle_runtime.sampling.call_grammar import Literals, lark_of
 from eagle_runtime.sampling.constraint import CONTENT
+from eagle_runtime.sampling.schemas import argument_schema
 from eagle_runtime.text.answer_form import AnswerForm
 
 TYPES = ("json", "code")  # of arguments, as heads name them; they are JSON in both

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import ConstraintError
+from eagle_runtime.sampling.schemas import effective
 
 # Chosen; grammars.STACK suffices for so many bytes.
 MOST_BYTES = 64 * 1024  # of a schema, pattern or grammar in UTF-8
@@ -52,7 +53,7 @@ class Constraint:
             if not isinstance(data, Mapping):
                 raise ConstraintError(f"the schema is {short_repr(schema)}, but must be a JSON object")
             _check_depth(data)
-            text = json.dumps(dict(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            text = json.dumps(effective(dict(data)), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         except RecursionError:
             raise ConstraintError(f"the schema is more than {MOST_DEPTH} levels deep; make it flatter") from None
         except (TypeError, ValueError) as error:

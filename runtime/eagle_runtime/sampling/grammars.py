@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import ConstraintError
-from eagle_runtime.sampling.call_grammar import SPACING, STRICT
 from eagle_runtime.sampling.constraint import CONTENT, Constraint
 from eagle_runtime.sampling.grammar_matcher import Matcher, one_line
+from eagle_runtime.sampling.schemas import SPACING, STRICT
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

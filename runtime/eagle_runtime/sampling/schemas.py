@@ -1,0 +1,138 @@
+"""JSON schemas as grammars take them: without what says nothing, and objects of arguments closed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from eagle_runtime.text.tools import Tool
+
+# Of llguidance. JSON outputs stand in one line with single spaces, as in templates: models that may add white space go
+# on with it for long. A schema may say otherwise in llguidance's own keyword "x-guidance".
+SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+LENIENT = {"lenient": True}
+STRICT: Any = {"lenient": False, "coerce_one_of": False}  # nothing in a schema is passed over
+NO_EFFECT = ("title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly")
+COMBINING = ("anyOf", "allOf", "oneOf", "not", "if", "$ref", "patternProperties", "unevaluatedProperties")
+# Where other schemas stand in a schema: as a value, in a list or in an object by names.
+ONE = (
+    "items", "additionalItems", "unevaluatedItems", "contains", "additionalProperties", "unevaluatedProperties",
+    "propertyNames", "not", "if", "then", "else", "contentSchema",
+)  # fmt: skip
+LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
+NAMED = ("properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions")
+# Keywords that llguidance refuses and that say something of one type alone.
+OF_ARRAYS = ("uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems")
+OF_OBJECTS = (
+    "dependentRequired", "dependentSchemas", "dependencies", "propertyNames", "unevaluatedProperties",
+    "minProperties", "maxProperties",
+)  # fmt: skip
+# Formats that the standard defines. Any other one is a note to readers, as "password" and "int32" are.
+FORMATS = frozenset(
+    ("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri",
+     "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer", "relative-json-pointer", "regex")
+)  # fmt: skip
+DIALECT = "json-schema.org/draft"  # in the name of every dialect that llguidance knows
+MOST_DEPTH = 64  # of schemas in each other that are looked through
+
+
+def effective(schema: Any, depth: int = 0) -> Any:
+    """Returns a schema that accepts the same values, without keywords that say nothing where they stand: llguidance
+    refuses some of them."""
+    if not isinstance(schema, Mapping) or depth > MOST_DEPTH:
+        return schema
+    made = dict(schema)
+    for name in ONE:
+        if name in made:
+            made[name] = effective(made[name], depth + 1)
+    for name in LISTS:
+        if isinstance(parts := made.get(name), list):
+            made[name] = [effective(part, depth + 1) for part in parts]
+    for name in NAMED:
+        if isinstance(parts := made.get(name), Mapping):
+            made[name] = {key: effective(part, depth + 1) for key, part in parts.items()}
+    for name in _idle(made):
+        made.pop(name, None)
+    return made
+
+
+def _idle(schema: Mapping[str, Any]) -> list[str]:
+    """The keywords of a schema that say nothing in it; what it holds was looked through before."""
+    names = [name for name in ("then", "else") if "if" not in schema or _takes_all(schema.get(name, False))]
+    if all(name not in schema or name in names for name in ("then", "else")):
+        names.append("if")
+    if "contains" not in schema:
+        names += ["minContains", "maxContains"]
+    for name in ("unevaluatedItems", "unevaluatedProperties"):
+        if _takes_all(schema.get(name, False)):
+            names.append(name)
+    for name in ("dependentRequired", "dependentSchemas", "dependencies"):
+        if isinstance(parts := schema.get(name), Mapping) and all(p == [] or _takes_all(p) for p in parts.values()):
+            names.append(name)
+    if schema.get("propertyNames", False) in (True, {}, {"type": "string"}):
+        names.append("propertyNames")
+    for name in ("uniqueItems", "not", "$recursiveAnchor"):
+        if schema.get(name) is False:
+            names.append(name)
+    if isinstance(form := schema.get("format"), str) and form not in FORMATS:
+        names.append("format")
+    if isinstance(dialect := schema.get("$schema"), str) and DIALECT not in dialect:
+        names.append("$schema")
+    return names + _idle_counts(schema) + _of_other_types(schema)
+
+
+def _idle_counts(schema: Mapping[str, Any]) -> list[str]:
+    """Counts of properties that any object has which follows the other keywords."""
+    required, properties = schema.get("required"), schema.get("properties")
+    least = len({name for name in required if isinstance(name, str)}) if isinstance(required, list) else 0
+    names = []
+    if _at_most(schema.get("minProperties"), least):
+        names.append("minProperties")
+    closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    most = schema.get("maxProperties")
+    if closed and isinstance(properties, Mapping) and isinstance(most, int) and not _at_most(most, len(properties) - 1):
+        names.append("maxProperties")
+    return names
+
+
+def _of_other_types(schema: Mapping[str, Any]) -> list[str]:
+    types = schema.get("type")
+    if not isinstance(types, str | list):
+        return []
+    return [*(OF_ARRAYS if "array" not in types else ()), *(OF_OBJECTS if "object" not in types else ())]
+
+
+def _takes_all(schema: Any) -> bool:
+    return schema is True or schema == {}
+
+
+def _at_most(value: Any, most: int) -> bool:
+    return isinstance(value, int) and value <= most
+
+
+def argument_schema(tool: Tool, *, must_follow: bool) -> dict[str, Any]:
+    """Returns the JSON schema of a tool's arguments as a grammar takes it: an object, without properties that it does
+    not name. must_follow: keywords that no grammar can express are errors; else they are passed over."""
+    schema = _closed(effective({"type": "object", "properties": {}, **tool.parameters}))
+    own = schema.pop("x-guidance", None)
+    options = own if isinstance(own, Mapping) else {}
+    return {**schema, "x-guidance": {**SPACING, **(STRICT if must_follow else LENIENT), **options}}
+
+
+def _closed(schema: Any, depth: int = 0) -> Any:
+    """A schema without what has no effect; objects that say nothing of other properties have none."""
+    if not isinstance(schema, Mapping) or depth > MOST_DEPTH:
+        return schema
+    result = {name: value for name, value in schema.items() if name not in NO_EFFECT}
+    if isinstance(properties := result.get("properties"), Mapping):
+        result["properties"] = {name: _closed(value, depth + 1) for name, value in properties.items()}
+        if not any(name in result for name in COMBINING):
+            result.setdefault("additionalProperties", False)
+    if "items" in result:
+        result["items"] = _closed(result["items"], depth + 1)
+    for name in ("$defs", "definitions", *(() if result.get("properties") else ("anyOf",))):
+        if isinstance(parts := result.get(name), Mapping):
+            result[name] = {key: _closed(value, depth + 1) for key, value in parts.items()}
+        elif isinstance(parts, list):
+            result[name] = [_closed(value, depth + 1) for value in parts]
+    return result
