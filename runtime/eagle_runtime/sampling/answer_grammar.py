@@ -30,6 +30,7 @@ def answer_constraint(
         if constraint is not None and json_schema and form.thinks:
             return replace(constraint, within=thinking_grammar(form, specials))
         return constraint
+    names = () if use is None else tuple(tool.name for tool in use.callable)
     if constraint is not None and (use is None or not use.required):
-        return replace(constraint, within=channel_grammar(form, specials, content=True))
-    return None if use is None else Constraint("calls", channel_grammar(form, specials, content=False))
+        return replace(constraint, within=channel_grammar(form, specials, content=True), tools=names)
+    return None if use is None else Constraint("calls", channel_grammar(form, specials, content=False), tools=names)

@@ -14,6 +14,7 @@ from typing import Any
 from eagle_runtime.sampling.constraint import CONTENT, Constraint
 from eagle_runtime.sampling.schemas import SPACING, STRICT, argument_schema
 from eagle_runtime.text.answer_form import AnswerForm
+from eagle_runtime.text.tools import Tool
 
 
 def calls_constraint(form: AnswerForm, specials: Mapping[str, int], content: Mapping[str, Any] | None) -> Constraint:
@@ -25,9 +26,8 @@ def calls_constraint(form: AnswerForm, specials: Mapping[str, int], content: Map
     before, middle, after = written.call
     rules = {"TEXT": r"/(.|\n)*/"}
     for number, tool in enumerate(use.callable):
-        arguments = argument_schema(tool, must_follow=form.must_follow(tool))
         rules[f"call{number}"] = f"{lit(before + tool.name + middle)} args{number} {lit(after)}"
-        rules[f"args{number}"] = f"%json {json.dumps(arguments, ensure_ascii=False)}"
+        rules |= argument_rules(f"args{number}", tool, form, lit)
     rules["call"] = " | ".join(f"call{number}" for number in range(len(use.callable)))
     rules["calls"] = "call"
     if use.parallel and written.between is not None:
@@ -51,7 +51,21 @@ def calls_constraint(form: AnswerForm, specials: Mapping[str, int], content: Map
             body = ["TEXT", f"head {rest}"]
     rules["body"] = " | ".join(body)
     rules["start"] = _thought(form, specials, rules, lit)
-    return Constraint("calls", lark_of(rules))
+    return Constraint("calls", lark_of(rules), tools=tuple(tool.name for tool in use.callable))
+
+
+def argument_rules(name: str, tool: Tool, form: AnswerForm, lit: Literals) -> dict[str, str]:
+    """Returns the rules of a tool's arguments, of which the first is `name`."""
+    must = form.must_follow(tool)
+    return {name: f"%json {json.dumps(argument_schema(tool, must_follow=must), ensure_ascii=False)}"}
+
+
+def grammar_of_arguments(source: str, number: int) -> str:
+    """Returns the grammar of one tool's arguments alone. source: a grammar with the rules of several, args0 to args9
+    and on; the names of their own rules have those in them."""
+    own = re.compile(rf"[A-Za-z]*args{number}(?!\d)[^:]*:", re.IGNORECASE)
+    rules = [line.partition(": ") for line in source.splitlines() if own.match(line)]
+    return lark_of({"start": f"args{number}", **{name: rule for name, _, rule in rules}})
 
 
 def thinking_grammar(form: AnswerForm, specials: Mapping[str, int]) -> str:

@@ -7,12 +7,10 @@ too. Texts hold no special token.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
-from eagle_runtime.sampling.call_grammar import Literals, lark_of
+from eagle_runtime.sampling.call_grammar import Literals, argument_rules, lark_of
 from eagle_runtime.sampling.constraint import CONTENT
-from eagle_runtime.sampling.schemas import argument_schema
 from eagle_runtime.text.answer_form import AnswerForm
 
 TYPES = ("json", "code")  # of arguments, as heads name them; they are JSON in both
@@ -36,8 +34,7 @@ def channel_grammar(form: AnswerForm, specials: Mapping[str, int], *, content: b
     if use is None or not use.required:
         body = [f"final @{CONTENT}" if content else "final TEXT"]
     for number, tool in enumerate(use.callable if use is not None else ()):
-        arguments = argument_schema(tool, must_follow=form.must_follow(tool))
-        rules[f"args{number}"] = f"%json {json.dumps(arguments, ensure_ascii=False)}"
+        rules |= argument_rules(f"args{number}", tool, form, lit)
         rules[f"to{number}"] = lit(f" to={channels.prefix}{tool.name}")
         before = f"to{number} {lit(channels.channel + channels.aside)} type?"
         after = f"{lit(channels.channel)} ({lit(channels.aside)} | {lit(channels.reasoning)}) to{number} type?"

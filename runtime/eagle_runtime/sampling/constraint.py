@@ -25,12 +25,14 @@ class Constraint:
 
     Each raises ConstraintError for what is of a wrong type, above 64 KiB, or no UTF-8 text; a schema may be 64 levels
     deep. Errors within a schema, pattern or grammar come from the model's method that it is passed to. within: a
-    grammar in Lark in which it stands as CONTENT, where the answer has more than that; answer_grammar.py writes it."""
+    grammar in Lark in which it stands as CONTENT, where the answer has more than that; answer_grammar.py writes it.
+    tools: the names of tools whose arguments are in either, in the order of their rules."""
 
     MADE_FROM: ClassVar = ("json_schema", "regex", "lark", "choice")  # its functions that take one value
     kind: Kind
     source: str
     within: str | None = None
+    tools: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.source, str):

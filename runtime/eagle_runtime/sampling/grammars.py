@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import ConstraintError
+from eagle_runtime.sampling.call_grammar import grammar_of_arguments
 from eagle_runtime.sampling.constraint import CONTENT, Constraint
 from eagle_runtime.sampling.grammar_matcher import Matcher, one_line
 from eagle_runtime.sampling.schemas import SPACING, STRICT
@@ -105,13 +107,20 @@ class Grammars:
             raise ConstraintError("an earlier constraint that took too long is still being compiled; try again later")
         grammar, seconds = _grammar(constraint), SECONDS
         if _may_take_long(constraint):
-            _try_elsewhere(grammar)
+            _try_elsewhere(grammar)  # an error shows again below
             seconds /= 2  # which is what the trial took at most
         done: list[LLMatcher] = []
+        wrong: list[ConstraintError] = []
 
-        def compile_it() -> None:
+        def compiled(grammar: str) -> LLMatcher:
             matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
             matcher.compute_bitmask()  # some errors show here
+            return matcher
+
+        def compile_it() -> None:
+            matcher = compiled(grammar)
+            if matcher.is_error():
+                wrong.append(_wrong_tool(constraint, compiled) or _refused(matcher.get_error()))
             done.append(matcher)
 
         thread = _start(compile_it)
@@ -119,8 +128,8 @@ class Grammars:
         if not done:
             self._overrun = thread
             raise _too_long()
-        if done[0].is_error():
-            raise _refused(done[0].get_error())
+        if wrong:
+            raise wrong[0]
         return done[0]
 
     def _known_tokenizer(self) -> LLTokenizer:
@@ -216,14 +225,12 @@ def _try_elsewhere(grammar: str) -> None:
         if not started:  # it cannot even import llguidance
             return
         with _stopped_after(SECONDS / 2, child) as stopped:
-            said = child.stdout.read()
+            child.stdout.read()
             child.wait()
     if stopped.is_set():
         raise _too_long()
     if child.returncode != 0:
         raise ConstraintError("the constraint takes more memory than is allowed to compile; make it simpler")
-    if said.strip():
-        raise _refused(said)
 
 
 @contextlib.contextmanager
@@ -254,9 +261,32 @@ def _start(function: Callable[[], None]) -> threading.Thread:
     return thread
 
 
+def _wrong_tool(constraint: Constraint, compiled: Callable[[str], LLMatcher]) -> ConstraintError | None:
+    """The error of the first tool whose arguments have no grammar; None where each has one."""
+    from llguidance import LLMatcher
+
+    source = constraint.source if constraint.kind == "calls" else constraint.within or ""
+    for number, name in enumerate(constraint.tools):
+        matcher = compiled(LLMatcher.grammar_from_lark(grammar_of_arguments(source, number)))
+        if matcher.is_error():
+            reason = _reason(matcher.get_error())
+            return ConstraintError(f"the parameters of tool {name!r} cannot be followed ({reason}); correct them")
+    return None
+
+
 def _too_long() -> ConstraintError:
     return ConstraintError("the constraint takes too long to compile; make it simpler")
 
 
 def _refused(message: str) -> ConstraintError:
-    return ConstraintError(f"the constraint cannot be compiled ({one_line(message)}); correct it")
+    return ConstraintError(f"the constraint cannot be compiled ({_reason(message)}); correct it")
+
+
+def _reason(message: str) -> str:
+    """What llguidance says, without its place in a grammar that nobody wrote."""
+    text = re.sub(r"^at \d+\(\d+\): |failed to compile JSON schema:? ?", "", one_line(message))
+    keywords = re.fullmatch(r"Unimplemented keys: \[(.*)\]", text)
+    if keywords is None:
+        return text
+    names = sorted(keywords[1].replace('"', "").split(", "))
+    return f"its keyword{'s' * (len(names) > 1)} {', '.join(names)} {'have' if names[1:] else 'has'} no grammar"
