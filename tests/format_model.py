@@ -38,7 +38,8 @@ class Model:
         self.tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
         self.tokenizer.decoder = decoders.ByteLevel()
         self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        marks = re.findall(r"<[|｜][^>]*>|\[[A-Z_]+\]", "".join(form.texts)) if special else []
+        tags = r"<[|｜][^>]*>|\[[A-Z_]+\]" + (r"|</?[a-z_]+>" if form.tagged is not None else "")
+        marks = sorted(set(re.findall(tags, "".join(form.texts)))) if special else []
         self.tokenizer.add_special_tokens(["</s>", *marks])
         vocabulary = self.tokenizer.get_vocab()
         self.specials = {mark: vocabulary[mark] for mark in marks}

@@ -99,6 +99,24 @@ def test_a_conversation_with_calls(model: EagleModel, tmp_path: Path) -> None:
         assert again is not None and again.token_ids == result.token_ids
 
 
+@pytest.mark.parametrize("name", ["qwen3-coder", "glm4_5"])
+def test_calls_with_tagged_values(name: str, model: EagleModel) -> None:
+    """Drafts change nothing, tags and names draft themselves, and the arguments have the types of their schema."""
+    asked: dict[str, Any] = {"tool_choice": CHOICES[2], "temperature": 1.0, "seed": 2, "max_new_tokens": 300}
+    answers = []
+    for method in ("vanilla", "eagle+lookup"):
+        with model.conversation(tools=TOOLS, tool_format=name) as chat:
+            result = list(chat.send("Plan it.", method=method, **asked))[-1].result
+            assert result is not None and result.finish_reason == "tool_calls" and chat.messages[-1] == result.message
+            answers.append(result)
+    plain, drafted = answers
+    assert plain.token_ids == drafted.token_ids
+    assert drafted.usage.target_passes < 0.5 * plain.usage.target_passes
+    arguments = json.loads((drafted.message or {})["tool_calls"][0]["function"]["arguments"])
+    types = [str, int, str, bool, str]
+    assert list(arguments) == PLAN["parameters"]["required"] and [type(one) for one in arguments.values()] == types
+
+
 def test_a_call_that_was_cut_is_not_kept(model: EagleModel) -> None:
     with model.conversation(tools=TOOLS) as chat:
         list(chat.send("Plan it.", tool_choice=CHOICES[2], max_new_tokens=60))

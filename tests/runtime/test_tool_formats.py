@@ -25,15 +25,22 @@ from format_model import Model, told
 TEMPLATES = Path(__file__).parents[1] / "data" / "chat_templates"
 PUBLISHED = {
     "deepseek_r1_distill": "deepseek",
+    "deepseek_v3_1": "deepseek-v3.1",
     "gemma3": "gemma3",
+    "glm4_7": "glm4_7",
+    "glm4moe": "glm4_5",
     "gptoss": "harmony",
     "granite3_3": "granite",
+    "granite4": "hermes",
     "llama3_1": "llama",
     "llama3_2": "llama",
+    "ministral3": "mistral-args",
     "mistral_v3_tekken": "mistral",
     "phi4_mini": "phi4-mini",
     "qwen2_5": "hermes",
     "qwen3": "hermes",
+    "qwen3_5_think": "qwen3-coder",
+    "qwen3_coder": "qwen3-coder",
     "smollm3": "smollm3",
     "gemma": "generic",
     "phi_4": "generic",
@@ -86,7 +93,7 @@ def test_formats_are_recognised_from_published_templates() -> None:
     said = {name: recognised((TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")).name for name in PUBLISHED}
     assert said == PUBLISHED
     assert recognised("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}").name == "mistral-args"
-    assert {row.name for row in FORMATS} == {*PUBLISHED.values(), "mistral-args"}
+    assert {row.name for row in FORMATS} == set(PUBLISHED.values())
     with pytest.raises(RequestError, match="tool_format is 'x', but must be one of harmony, deepseek"):
         format_named("x")
 
@@ -98,7 +105,7 @@ def test_prompts_are_what_the_template_writes(name: str, sources: dict[str, tupl
     form = recognised(text.template_source(tools=True))
     chat = [USER, called(**ARGUMENTS), RESULT]
     prompt = chat_prompt(text, chat, ToolUse.of([WEATHER])).text
-    assert any(name in prompt for name in ('"weather"', "'weather'", "type weather ="))
+    assert any(name in prompt for name in ('"weather"', "'weather'", "type weather =", "<name>weather</name>"))
     written = form.written([("weather", ARGUMENTS)])
     known = "tool_calls" in text.template_source(tools=True)
     cut = written if form.name != "mistral" else written.removesuffix("}]")  # whose template goes on with an id
@@ -113,6 +120,19 @@ def test_prompts_are_what_the_template_writes(name: str, sources: dict[str, tupl
         )  # fmt: skip
         ids = re.compile(r'"(id|call_id)": "[0-9a-zA-Z]{9}"')
         assert ids.sub("", prompt) == ids.sub("", wanted)
+
+
+def test_calls_in_a_prompt_of_deepseek_v3_1(sources: dict[str, tuple[Any, Text]]) -> None:
+    """They stand in the content, which makes the prompt that the template makes of calls."""
+    theirs, text = sources["deepseek_v3_1"]
+    one, two = ({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+                for id, name, arguments in (("a", "weather", ARGUMENTS), ("b", "clock", {})))  # fmt: skip
+    for content, calls in ((None, [one]), ("I look.", [one, two])):
+        answer: dict[str, Any] = {"role": "assistant", "tool_calls": calls} | ({"content": content} if content else {})
+        chat: list[dict[str, Any]] = [USER, answer, *({**RESULT, "tool_call_id": call["id"]} for call in calls)]
+        for messages in (chat, [*chat, {"role": "assistant", "content": "Cold."}, USER]):
+            wanted = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            assert chat_prompt(text, messages).text == wanted and "<｜tool▁sep｜>" in wanted
 
 
 def use_of(tools: Sequence[dict[str, Any]] = (WEATHER, CLOCK), choice: Any = None, parallel: bool = True) -> ToolUse:

@@ -13,6 +13,7 @@ from typing import Any
 
 from eagle_runtime.sampling.constraint import CONTENT, Constraint
 from eagle_runtime.sampling.schemas import SPACING, STRICT, argument_schema
+from eagle_runtime.sampling.tagged_grammar import tagged_rules
 from eagle_runtime.text.answer_form import AnswerForm
 from eagle_runtime.text.tools import Tool
 
@@ -55,8 +56,11 @@ def calls_constraint(form: AnswerForm, specials: Mapping[str, int], content: Map
 
 
 def argument_rules(name: str, tool: Tool, form: AnswerForm, lit: Literals) -> dict[str, str]:
-    """Returns the rules of a tool's arguments, of which the first is `name`."""
+    """Returns the rules of a tool's arguments, of which the first is `name`. Raises ConstraintError for a schema that
+    the format cannot follow and should."""
     must = form.must_follow(tool)
+    if form.format.tagged is not None:
+        return tagged_rules(name, tool, form.format, lit, must_follow=must)
     return {name: f"%json {json.dumps(argument_schema(tool, must_follow=must), ensure_ascii=False)}"}
 
 

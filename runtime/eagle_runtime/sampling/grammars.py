@@ -197,7 +197,8 @@ def _may_take_long(constraint: Constraint) -> bool:
     source = constraint.source
     if constraint.kind in ("json_schema", "calls"):
         source += constraint.within or ""  # which may have tools' schemas
-        return '"patternProperties"' in source or source.count('"pattern"') + source.count('"format"') > 3
+        single = '"patternProperties"' in source or "\nPATTERN" in source  # the latter as tagged_grammar.py writes them
+        return single or source.count('"pattern"') + source.count('"format"') > 3
     return constraint.kind == "lark" and any(sign in source for sign in ("&", "~", "%"))
 
 

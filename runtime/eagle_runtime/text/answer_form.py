@@ -105,7 +105,7 @@ def _message(message: Message, form: CallFormat, knows_calls: bool, where: str) 
     said = result.get("content") or ""
     written = form.written([(call["function"]["name"], call["function"]["arguments"]) for call in read])
     del result["tool_calls"]
-    return {**result, "content": f"{said}\n{written}" if said else written}
+    return {**result, "content": f"{said}{form.joint}{written}" if said else written}
 
 
 def _call(call: Any, form: CallFormat, where: str) -> dict[str, Any]:

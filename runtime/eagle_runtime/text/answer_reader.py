@@ -290,3 +290,9 @@ class Marking:
         for special in self._specials:
             text = text.replace(special, SPECIAL + special)
         return text
+
+
+def begun_marks(text: str, marks: Sequence[str]) -> int:
+    """Returns how many characters at a text's end one of the marks may begin with."""
+    longest = min(len(text), max(map(len, marks)) - 1)
+    return next((n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in marks)), 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from typing import Any, Literal
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.text.channels import Channels
+from eagle_runtime.text.tagged_values import TaggedValues
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,22 +19,26 @@ class CallFormat:
     """The text of an answer with calls is `begin`, the calls with `between` among them, and `end`. From it follow the
     grammar of such answers, their parser, and what stands in a prompt for earlier calls that its template leaves out.
 
-    marks: texts that chat templates of the family hold, all of them. call: what stands before a call's name, between
-    name and arguments (a JSON object), and after those. between: None for one call per answer. trigger: the beginning
-    of `begin` from which on an answer is one of calls; where it is empty, an answer that begins as a call is one. also:
-    other texts that may stand in place of `begin`. tools_as: the template's variable for the tools; "message" puts
-    them as JSON into the system message's field `tools`, and "text" writes `description` into its content.
-    functions_alone: whether tools are given without {"type": "function"} around. results: what stands before and after
-    the result of a call in a message of the user; None where the template knows messages of role tool.
-    calls_as_text: whether earlier calls are written into the content of their message, as for all templates without
-    `tool_calls`. id_length: of the ids of calls, where the template counts characters. thought: what stands before and
-    after reasoning, in templates that speak of it. channels: of answers that are messages with heads, in which
-    reasoning, text and calls stand; the other fields then say how prompts write calls."""
+    marks: texts that chat templates of the family hold, all of them. writes: a pattern that their text then matches,
+    where marks alone would take in other families; line ends and quotes count as if they were not escaped. call: what
+    stands before a call's name, between name and arguments (a JSON object), and after those. between: None for one call
+    per answer. trigger: the beginning of `begin` from which on an answer is one of calls; where it is empty, an answer
+    that begins as a call is one. also: other texts that may stand in place of `begin`. tools_as: the template's
+    variable for the tools; "message" puts them as JSON into the system message's field `tools`, and "text" writes
+    `description` into its content. functions_alone: whether tools are given without {"type": "function"} around.
+    results: what stands before and after the result of a call in a message of the user; None where the template
+    knows messages of role tool. calls_as_text: whether earlier calls are written into the content of their message,
+    as for all templates without `tool_calls`; joint: what stands before them there, after text. id_length: of the
+    ids of calls, where the template counts characters. thought: what stands before and after reasoning, in templates
+    that speak of it. channels: of answers that are messages with heads, in which reasoning, text and calls stand;
+    the other fields then say how prompts write calls. tagged: of arguments that are not a JSON object but values
+    between tags."""
 
     name: str
     marks: tuple[str, ...]
     begin: str
     call: tuple[str, str, str]
+    writes: str = ""
     end: str = ""
     between: str | None = None
     trigger: str = ""
@@ -42,9 +48,11 @@ class CallFormat:
     description: str = "{tools}"
     results: tuple[str, str] | None = None
     calls_as_text: bool = False
+    joint: str = "\n"
     id_length: int | None = None
     thought: tuple[str, str] = ("<think>", "</think>")
     channels: Channels | None = None
+    tagged: TaggedValues | None = None
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -56,7 +64,16 @@ class CallFormat:
         """All texts of an answer that may hold special tokens."""
         if self.channels is not None:
             return self.channels.markers
-        return (*self.begins, *self.call, self.between or "", self.end, *self.thought)
+        tags = self.tagged
+        inner = () if tags is None else (tags.before, tags.middle, tags.close, tags.gap)
+        return (*self.begins, *self.call, self.between or "", self.end, *self.thought, *inner)
+
+    def speaks_in(self, template: str) -> bool:
+        """Whether a chat template's source is of the family."""
+        if not all(mark in template for mark in self.marks):
+            return False
+        plain = template.replace("\\n", "\n").replace('\\"', '"').replace("\\'", "'")
+        return not self.writes or re.search(self.writes, plain) is not None
 
     def reasons(self, template: str) -> bool:
         """Whether the answers of a model may begin with reasoning. template: its chat template's source."""
@@ -65,14 +82,24 @@ class CallFormat:
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
         """Returns the text of calls, each a name and its arguments."""
         before, middle, after = self.call
-        texts = [f"{before}{name}{middle}{json.dumps(args, ensure_ascii=False)}{after}" for name, args in calls]
+        texts = [f"{before}{name}{middle}{self._arguments(args)}{after}" for name, args in calls]
         return f"{self.begin}{(self.between or '').join(texts)}{self.end}"
 
+    def _arguments(self, arguments: Any) -> str:
+        return json.dumps(arguments, ensure_ascii=False) if self.tagged is None else self.tagged.written(arguments)
 
+
+# What follows <tool_call> where it opens a JSON object: its beginning, perhaps in a text of the template's own, or what
+# the template makes JSON of.
+JSON_CALL = (
+    r"""<tool_call>\s*(["']\s*(\}\}\s*\{\{-?\s*|[~+]\s*)["'])?\s*"""
+    r"""(\{+\s*["']?name|["']\s*[~+]\s*\(?[\w.]+\s*\|\s*tojson)"""
+)
 # Hermes 2 and 3, Qwen2.5, Qwen3, Granite 4: JSON within <tool_call>.
 HERMES = CallFormat(
     name="hermes",
-    marks=("<tool_call>", "tool_calls"),
+    marks=("<tool_call>", "tool_calls", "arguments"),
+    writes=JSON_CALL,
     trigger="<tool_call>",
     begin="<tool_call>\n",
     call=('{"name": "', '", "arguments": ', "}"),
@@ -84,6 +111,8 @@ GENERIC = replace(
     HERMES,
     name="generic",
     marks=(),
+    writes="",
+    calls_as_text=True,
     tools_as="text",
     description=(
         "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with "
@@ -95,7 +124,7 @@ GENERIC = replace(
 )
 # SmolLM3: the form of Hermes; its template has a variable of its own for such tools, and leaves out earlier calls.
 SMOLLM3 = replace(
-    HERMES, name="smollm3", marks=("xml_tools", "python_tools"), tools_as="xml_tools", functions_alone=True
+    HERMES, name="smollm3", marks=("xml_tools", "python_tools"), writes="", tools_as="xml_tools", functions_alone=True
 )
 # DeepSeek V3 and R1: a block of JSON for each call; the template describes no tools, and leaves calls open.
 DEEPSEEK = CallFormat(
@@ -112,6 +141,59 @@ DEEPSEEK = CallFormat(
         "JSON arguments that follow its parameters."
     ),
     calls_as_text=True,
+)
+# DeepSeek V3.1: names and arguments between tags alone. The template writes earlier calls, but some versions of it take
+# their arguments as text and others as an object, so they stand in the content, from which it makes the same prompt.
+DEEPSEEK_V3_1 = CallFormat(
+    name="deepseek-v3.1",
+    marks=("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁output▁begin｜>"),
+    trigger="<｜tool▁calls▁begin｜>",
+    begin="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+    call=("", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    between="<｜tool▁call▁begin｜>",
+    end="<｜tool▁calls▁end｜>",
+    tools_as="text",
+    description=(
+        "## Tools\n\nYou have access to these functions, each described by a JSON object:\n{tools}\n\nA call is "
+        "written as <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGUMENTS<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>, where NAME is that of a function and ARGUMENTS is a JSON object that follows its "
+        "parameters; further calls follow the first one without a space."
+    ),
+    calls_as_text=True,
+    joint="",
+)
+# Qwen3-Coder, Qwen3.5 and Nemotron 3: each value after a tag with its name.
+QWEN3_CODER = CallFormat(
+    name="qwen3-coder",
+    marks=("<tool_call>", "<function=", "<parameter="),
+    trigger="<tool_call>",
+    begin="<tool_call>\n",
+    call=("<function=", ">\n", "</function>"),
+    between="\n</tool_call>\n<tool_call>\n",
+    end="\n</tool_call>",
+    tagged=TaggedValues("<parameter=", ">\n", "\n</parameter>", "\n"),
+)
+# GLM-4.5 and 4.6: names and values in tags of their own, one a line.
+GLM4_5 = CallFormat(
+    name="glm4_5",
+    marks=("<tool_call>", "<arg_key>", "<arg_value>"),
+    writes=r"</arg_key>\n<arg_value>",
+    trigger="<tool_call>",
+    begin="<tool_call>",
+    also=("\n<tool_call>",),
+    call=("", "\n", ""),
+    between="</tool_call>\n<tool_call>",
+    end="</tool_call>",
+    tagged=TaggedValues("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", "\n"),
+)
+GLM4_7 = replace(  # in one line
+    GLM4_5,
+    name="glm4_7",
+    writes="</arg_key><arg_value>",
+    also=(),
+    call=("", "", ""),
+    between="</tool_call><tool_call>",
+    tagged=TaggedValues("<arg_key>", "</arg_key><arg_value>", "</arg_value>"),
 )
 # Mistral: a list of JSON objects after [TOOL_CALLS], or in templates of version 11 and later names and arguments.
 MISTRAL = CallFormat(
@@ -187,15 +269,16 @@ HARMONY = CallFormat(
     channels=Channels(),
 )
 
-# The first whose marks a template holds is its format; the last one has none.
+# The first that a template speaks in is its format; the last one takes all.
 FORMATS = (
-    HARMONY, DEEPSEEK, MISTRAL_ARGS, MISTRAL, SMOLLM3, PHI4_MINI, HERMES, GRANITE, LLAMA, GEMMA3, GENERIC,
+    HARMONY, DEEPSEEK, DEEPSEEK_V3_1, MISTRAL_ARGS, MISTRAL, SMOLLM3, PHI4_MINI, QWEN3_CODER, GLM4_5, GLM4_7,
+    HERMES, GRANITE, LLAMA, GEMMA3, GENERIC,
 )  # fmt: skip
 
 
 def recognised(template: str) -> CallFormat:
     """Returns the format of a chat template's source."""
-    return next(row for row in FORMATS if all(mark in template for mark in row.marks))
+    return next(row for row in FORMATS if row.speaks_in(template))
 
 
 def format_named(name: str) -> CallFormat:

@@ -11,15 +11,19 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from eagle_runtime.text.answer_form import AnswerForm
-from eagle_runtime.text.answer_reader import AnswerReader, Marking, Part
+from eagle_runtime.text.answer_reader import AnswerReader, Marking, Part, begun_marks
 from eagle_runtime.text.channels import JOINT, Heads
+from eagle_runtime.text.tagged_reader import TaggedReader
 
 TO = "to="  # begins a head that names a recipient first
 
 
 def reader_of(form: AnswerForm, specials: Mapping[str, int]) -> AnswerReader:
     """Returns the reader of an answer. specials: those texts of the form that are special tokens, with their ids."""
-    return AnswerReader(form, specials) if form.format.channels is None else ChannelReader(form, specials)
+    if form.format.channels is not None:
+        return ChannelReader(form, specials)
+    tagged = form.format.tagged is not None and form.use is not None
+    return TaggedReader(form, specials) if tagged else AnswerReader(form, specials)
 
 
 class ChannelReader(AnswerReader):
@@ -104,19 +108,13 @@ class ChannelReader(AnswerReader):
         if marker and place == 0:
             self._go(self._head, len(marker) if marker in self._over else 0)
             return ""
-        certain = place if marker else len(self._buffer) - _begun(self._buffer, marks)
+        certain = place if marker else len(self._buffer) - begun_marks(self._buffer, marks)
         text, self._buffer = self._buffer[:certain], self._buffer[certain:]
         return self._plain(text)
 
     def _first(self, marks: Sequence[str]) -> tuple[int, str]:
         """The place of the first of some texts in the buffer, and which it is; "" where there is none."""
         return min(((place, mark) for mark in marks if (place := self._buffer.find(mark)) >= 0), default=(0, ""))
-
-
-def _begun(text: str, marks: Sequence[str]) -> int:
-    """Characters at a text's end with which one of the marks may begin."""
-    longest = min(len(text), max(map(len, marks)) - 1)
-    return next((n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in marks)), 0)
 
 
 def _is_json(text: str) -> bool:

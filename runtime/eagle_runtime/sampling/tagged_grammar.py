@@ -1,0 +1,230 @@
+"""The grammar of arguments that are values between tags (text/tagged_values.py).
+
+Values come in the order of the schema, required ones always. A string stands as it is: one of an enum, or text that
+follows length, pattern and format and ends at the first closing tag; any other value is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from eagle_runtime.base.errors import ConstraintError
+from eagle_runtime.sampling.schemas import NO_EFFECT, argument_schema
+from eagle_runtime.text.call_formats import CallFormat
+from eagle_runtime.text.tagged_values import TaggedValues, resolved, split
+from eagle_runtime.text.tools import Tool
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # of a value that a schema does not name
+ANY = r"(.|\n)"
+OF_WHOLE = frozenset(  # keywords of the schema of all arguments that the rules below follow
+    ("type", "properties", "required", "additionalProperties", "$defs", "definitions", "x-guidance", "$schema", "$id")
+)
+OF_STRINGS = frozenset(("type", "enum", "minLength", "maxLength", "pattern", "format"))
+OF_OTHERS = frozenset(  # which say nothing of strings
+    ("items", "prefixItems", "minItems", "maxItems", "properties", "required", "additionalProperties",
+     "patternProperties", "minProperties", "maxProperties", "minimum", "maximum", "exclusiveMinimum",
+     "exclusiveMaximum", "multipleOf", "additionalItems", "$defs", "definitions", "x-guidance", *NO_EFFECT)
+)  # fmt: skip
+DAY = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+HOUR = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]+)?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+WORD = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+FORMATS = {
+    "date": DAY,
+    "time": HOUR,
+    "date-time": f"{DAY}T{HOUR}",
+    "duration": r"P([0-9]+W|([0-9]+Y)?([0-9]+M)?[0-9]+D(T[0-9]+H([0-9]+M([0-9]+S)?)?)?|T[0-9]+(H|M|S)|[0-9]+(Y|M))",
+    "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    "ipv4": rf"{BYTE}(\.{BYTE}){{3}}",
+    "hostname": rf"{WORD}(\.{WORD})*",
+    "email": rf"[A-Za-z0-9!#$%&'*+=?^_`{{|}}~-]+(\.[A-Za-z0-9!#$%&'*+=?^_`{{|}}~-]+)*@{WORD}(\.{WORD})*",
+    "uri": r"[A-Za-z][A-Za-z0-9+.-]*:[A-Za-z0-9._~:?#@!$&'()*+,;=%\/-]+",
+}
+
+
+def tagged_rules(
+    name: str, tool: Tool, form: CallFormat, lit: Callable[[str], str], *, must_follow: bool
+) -> dict[str, str]:
+    """Returns the rules of a tool's arguments, of which the first is `name`. lit: writes the format's texts.
+    must_follow: as in argument_schema; keywords that values between tags cannot follow count too. Raises
+    ConstraintError for those."""
+    tags = form.tagged
+    assert tags is not None
+    schema = argument_schema(tool, must_follow=must_follow)
+    guidance = schema["x-guidance"]
+    schema = dict(resolved(schema, schema))
+    refuse = _refusal(tool, form) if must_follow else _pass_over
+    for keyword in schema:
+        if keyword not in OF_WHOLE and keyword not in NO_EFFECT:
+            refuse(keyword)
+    properties = dict(schema["properties"]) if isinstance(schema.get("properties"), Mapping) else {}
+    required = schema["required"] if isinstance(schema.get("required"), list) else []
+    more = schema.get("additionalProperties", True)
+    properties |= {key: more for key in required if isinstance(key, str) and key not in properties}
+    shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    rules, parts = {name: ""}, []
+    for number, (key, value) in enumerate([*properties.items(), ("", more)]):
+        own = f"{name}v{number}"
+        extra = number == len(properties)
+        written = (
+            _value_rules(own, value, schema, tags, lit, shared, guidance, refuse)
+            if not extra or more is not False
+            else {}
+        )
+        if not written:  # nothing fits the schema
+            if key in required:
+                raise ConstraintError(
+                    f"{_where(tool)}: no value can be given for {key!r}, which is required; correct it"
+                )
+            continue
+        rules |= written
+        word = json.dumps(key, ensure_ascii=False)
+        if extra:
+            word = f"KEY{own.upper()}"
+            taken = "|".join(_escaped(one) for one in properties if NAME.fullmatch(one))
+            rules[word] = f"/{NAME.pattern}/ & ~/({taken})/" if taken else f"/{NAME.pattern}/"
+        part = f"{lit(tags.before)} {word} {lit(tags.middle)} {own}"
+        parts.append(f"({part})*" if extra else part if key in required else f"({part})?")
+    rules[name] = " ".join(parts) or '""'
+    return rules
+
+
+def _value_rules(
+    name: str,
+    schema: Any,
+    root: Mapping[str, Any],
+    tags: TaggedValues,
+    lit: Callable[[str], str],
+    shared: Mapping[str, Any],
+    guidance: Mapping[str, Any],
+    refuse: Callable[[str], None],
+) -> dict[str, str]:
+    """The rules of a value with its closing tag; none where nothing fits."""
+    both = split(schema, root)
+    rules: dict[str, str] = {}
+    options, texts, free = [], [], False
+    end, gap = lit(tags.close), lit(tags.gap)
+    for string in both.strings:
+        values = string.get("enum")
+        pattern, follows = _pattern(string, tags.close, refuse), _checks(string)
+        if isinstance(values, list):
+            texts += [value for value in values if value and tags.close not in value and follows(value)]
+            if "" in values and follows(""):
+                options.append(f"{end} {gap}")
+            continue
+        text = f"{'PATTERN' if 'pattern' in string else 'TEXT'}{name.upper()}N{len(rules)}"
+        free = free or pattern is None
+        rules[text] = pattern or f"/{ANY}*/"
+        head, special, rest = end.partition("<[")
+        if special:  # no text holds a special token, so that what stands before it ends the text
+            rules[f"{text}E"] = f"{text} {head}"
+            rules[text.lower()] = f"{text}E {special}{rest}"
+        else:
+            rules[f"{text.lower()}[lazy]"] = f"{text} {end}"
+        options.append(f"{text.lower()} {gap}")
+    if texts:
+        options.append(f"({' | '.join(json.dumps(text, ensure_ascii=False) for text in texts)}) {end} {gap}")
+    for number, other in enumerate(() if free else both.others):  # free text is all text; its reader tells them apart
+        rules[f"{name}j{number}"] = (
+            f"%json {json.dumps({**shared, **other, 'x-guidance': guidance}, ensure_ascii=False)}"
+        )
+        options.append(f"{name}j{number} {end} {gap}")
+    if not options:
+        return {}
+    return {**rules, name: " | ".join(options)}
+
+
+def _pattern(schema: Mapping[str, Any], close: str, refuse: Callable[[str], None]) -> str | None:
+    """What the text of a string must match, in Lark; None for any text."""
+    for keyword in schema:
+        if keyword not in OF_STRINGS and keyword not in OF_OTHERS:
+            refuse(keyword)
+    parts = []
+    if isinstance(pattern := schema.get("pattern"), str):
+        whole = whole_pattern(pattern)
+        if whole is None:
+            refuse("pattern")
+        else:
+            parts.append(whole)
+    if isinstance(named := schema.get("format"), str):
+        if named in FORMATS:
+            parts.append(FORMATS[named])
+        else:
+            refuse(f"format {named!r}")
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    if least or most is not None:
+        parts.append(f"{ANY}{{{least},{'' if most is None else most}}}")
+    if not parts:
+        return None
+    if parts[1:] or least or "pattern" in schema:  # else the closing tag ends the text where it first stands
+        return " & ".join([*(f"/{part}/" for part in parts), f"~/{ANY}*{_escaped(close)}{ANY}*/"])
+    return f"/{parts[0]}/"
+
+
+def _checks(schema: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Whether a value of an enum follows the other keywords too."""
+    least, most, pattern = schema.get("minLength", 0), schema.get("maxLength"), schema.get("pattern")
+
+    def follows(value: str) -> bool:
+        if len(value) < least or (most is not None and len(value) > most):
+            return False
+        try:
+            return not isinstance(pattern, str) or re.search(pattern, value) is not None
+        except re.error:
+            return True
+
+    return follows
+
+
+def whole_pattern(pattern: str) -> str | None:
+    """Returns a regular expression, as it stands between slashes, for the texts in which a schema's pattern is found;
+    None where its anchors are in alternatives of it."""
+    if any(char == "|" and depth == 0 for char, depth in _outside(pattern)) and re.search(r"[\^$]", pattern):
+        return None
+    begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(\\\\)*\$$", pattern) is not None
+    inner = pattern[begins : len(pattern) - ends]
+    inner = re.sub(r"\\.|/", lambda found: r"\/" if found[0] == "/" else found[0], inner, flags=re.DOTALL)
+    inner = inner.replace("\n", "\\n").replace("\r", "\\r")
+    return f"{'' if begins else f'{ANY}*'}({inner}){'' if ends else f'{ANY}*'}"
+
+
+def _outside(pattern: str) -> Iterator[tuple[str, int]]:
+    """The characters of a pattern that stand in no class and are not escaped, with the groups around each."""
+    depth, escaped, classed = 0, False, False
+    for char in pattern:
+        if escaped:
+            escaped = False
+        elif char == "\\":
+            escaped = True
+        elif classed:
+            classed = char != "]"
+        elif char == "[":
+            classed = True
+        else:
+            depth += (char == "(") - (char == ")")
+            yield char, depth
+
+
+def _escaped(text: str) -> str:
+    """A text as it stands in a regular expression between slashes."""
+    return re.sub(r"[^\w<>\n]", lambda found: f"\\{found[0]}", text, flags=re.ASCII).replace("\n", "\\n")
+
+
+def _where(tool: Tool) -> str:
+    return f"the parameters of tool {tool.name!r}"
+
+
+def _refusal(tool: Tool, form: CallFormat) -> Callable[[str], None]:
+    def refuse(keyword: str) -> None:
+        raise ConstraintError(
+            f"{_where(tool)} have {keyword}, which calls in the format {form.name} cannot follow; leave it out"
+        )
+
+    return refuse
+
+
+def _pass_over(keyword: str) -> None:
+    """Where arguments follow their schema as far as a grammar can say."""

@@ -1,0 +1,89 @@
+"""Takes an answer apart whose calls have values between tags; tagged_values.py says what they look like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+from eagle_runtime.text.answer_form import AnswerForm
+from eagle_runtime.text.answer_reader import AnswerReader, Marking, Part, begun_marks
+from eagle_runtime.text.tagged_values import Split, schema_at, split
+
+
+class TaggedReader(AnswerReader):
+    """The parts of one answer. Arguments come out as a JSON object: strings piece by piece, other values whole."""
+
+    def __init__(self, form: AnswerForm, specials: Mapping[str, int]) -> None:
+        """form: of a format with tagged values; specials: as in reader_of."""
+        super().__init__(form, specials)
+        tags = form.format.tagged
+        assert tags is not None
+        marked = Marking(specials)
+        self._before, self._middle, self._value_end = marked(tags.before), marked(tags.middle), marked(tags.close)
+        self._parameters = {tool.name: tool.parameters for tool in form.use.tools} if form.use is not None else {}
+        self._inside: Callable[[], list[Part]] = self._parameter
+        self._split, self._count = Split(), 0
+
+    def _called(self, name: str) -> Part:
+        self._inside, self._count = self._parameter, 0
+        return super()._called(name)
+
+    def _name(self) -> list[Part]:
+        if self._call[1]:
+            return super()._name()
+        places = [
+            place for mark in (self._before, self._call[2] or self._end) if (place := self._buffer.find(mark)) >= 0
+        ]
+        if not places:
+            return []
+        name = self._buffer[: min(places)]
+        self._go(self._arguments, len(name))
+        return [self._called(name)]
+
+    def _arguments(self) -> list[Part]:
+        """All of a call after its name; what of it comes next is `_inside`."""
+        return self._inside()
+
+    def _parameter(self) -> list[Part]:
+        """The name of a value, or the end of the arguments."""
+        begun = self._buffer.lstrip()
+        if begun.startswith(self._before):
+            name, middle, rest = begun.removeprefix(self._before).partition(self._middle)
+            if not middle:
+                return []
+            self._buffer = rest
+            parameters = self._parameters.get(self.calls[-1].name, {})
+            self._split = split(schema_at(parameters, name), parameters)
+            raw = not self._split.others
+            self._inside = self._string if raw else self._value
+            self._count += 1
+            head = f"{'{' if self._count == 1 else ', '}{json.dumps(name, ensure_ascii=False)}: "
+            return self._argued(f'{head}"' if raw else head)
+        if self._before.startswith(begun):
+            return []
+        self._buffer = begun
+        self._go(self._after)
+        return self._argued("}" if self._count else "{}")
+
+    def _string(self) -> list[Part]:
+        text, closed = self._certain()
+        return self._argued(json.dumps(text, ensure_ascii=False)[1:-1] + '"' * closed)
+
+    def _value(self) -> list[Part]:
+        if self._value_end in self._buffer:
+            text, _ = self._certain()
+            return self._argued(self._split.text_of(text))
+        if not self._ended:
+            return []
+        text, _ = self._certain()  # of a call that was cut off
+        return self._argued(self._split.begun_text_of(text) if text else "")
+
+    def _certain(self) -> tuple[str, bool]:
+        """Takes the text of a value off the buffer, as far as it is certain. Returns it, and whether it is all."""
+        text, end, rest = self._buffer.partition(self._value_end)
+        if end:
+            self._buffer, self._inside = rest, self._parameter
+        else:
+            held = begun_marks(text, [self._value_end])
+            text, self._buffer = text[: len(text) - held], text[len(text) - held :]
+        return self._plain(text), bool(end)

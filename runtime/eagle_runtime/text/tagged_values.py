@@ -1,0 +1,174 @@
+"""Calls whose arguments are values between tags, each after its name, and not one JSON object.
+
+    <tool_call>
+    <function=weather>
+    <parameter=place>
+    Ulm
+    </parameter>
+    </function>
+    </tool_call>
+
+A value that is a string stands as it is, any other one as JSON; so what a text means follows from the tool's schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+OTHER_TYPES = ("null", "boolean", "integer", "number", "array", "object")  # than string
+MOST_STEPS = 32  # of references and alternatives within each other that are followed
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedValues:
+    """before: what stands before a value's name. middle: between name and value. close: after the value, which cannot
+    hold it. gap: after that."""
+
+    before: str
+    middle: str
+    close: str
+    gap: str = ""
+
+    def written(self, arguments: Mapping[str, Any]) -> str:
+        """Returns the text of arguments."""
+        return "".join(
+            f"{self.before}{name}{self.middle}"
+            f"{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}{self.close}{self.gap}"
+            for name, value in arguments.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A schema as alternatives: what strings, and what other values, it accepts. Each schema of `others` says types,
+    an enum, or both."""
+
+    strings: tuple[Mapping[str, Any], ...] = ()
+    others: tuple[Mapping[str, Any], ...] = ()
+
+    def text_of(self, value: str) -> str:
+        """Returns the JSON text of the value that was written as `value`."""
+        if not self.others:
+            return json.dumps(value, ensure_ascii=False)
+        text = value.strip()
+        text = {"True": "true", "False": "false", "None": "null"}.get(text, text)  # as in Python, which some write
+        try:
+            read = json.loads(text, parse_constant=_no_number)
+        except (ValueError, RecursionError):
+            return json.dumps(value, ensure_ascii=False)
+        if self.strings and not any(_fits(read, schema) for schema in self.others):
+            return json.dumps(value, ensure_ascii=False)
+        return text
+
+    def begun_text_of(self, value: str) -> str:
+        """Returns the beginning of the JSON text of a value of which `value` was written."""
+        opened = {"[": "array", "{": "object"}.get(value.lstrip()[:1], "string")
+        if not self.strings or any(opened in schema["type"] for schema in self.others):
+            return value.strip()
+        return self.text_of(value).removesuffix('"')
+
+
+def schema_at(parameters: Mapping[str, Any], name: str) -> Any:
+    """Returns the schema of an argument. parameters: the schema of all of them."""
+    parameters = resolved(parameters, parameters)
+    properties = parameters.get("properties")
+    if isinstance(properties, Mapping) and name in properties:
+        return properties[name]
+    return parameters.get("additionalProperties", True)
+
+
+def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a schema with what it refers to in place of the reference, where that stands in the same document."""
+    for _ in range(MOST_STEPS):
+        reference = schema.get("$ref")
+        found = _found(reference, root) if isinstance(reference, str) else None
+        if not isinstance(found, Mapping):
+            return schema
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
+        if any(key in rest and rest[key] != value for key, value in found.items()):
+            return schema
+        schema = {**found, **rest}
+    return schema
+
+
+def split(schema: Any, root: Mapping[str, Any], steps: int = MOST_STEPS) -> Split:
+    """Returns what strings and what other values a schema accepts. root: the schema in which it stands."""
+    if not isinstance(schema, Mapping):
+        return Split() if schema is False else split({}, root)
+    schema = resolved(schema, root)
+    for name in ("anyOf", "oneOf", "allOf"):
+        parts = schema.get(name)
+        if not steps or not isinstance(parts, list) or not parts or (name == "allOf" and len(parts) > 1):
+            continue
+        rest = {key: value for key, value in schema.items() if key != name}
+        joined = [_joined(rest, part, root) for part in parts]
+        if None not in joined:
+            made = [split(part, root, steps - 1) for part in joined]
+            return Split(tuple(s for one in made for s in one.strings), tuple(s for one in made for s in one.others))
+    if "const" in schema:
+        schema = {**{key: value for key, value in schema.items() if key != "const"}, "enum": [schema["const"]]}
+    types = schema.get("type")
+    types = list(types) if isinstance(types, list | tuple) else [types] if types is not None else None
+    values = schema.get("enum")
+    strings: tuple[Mapping[str, Any], ...] = ()
+    others: tuple[Mapping[str, Any], ...] = ()
+    if types is None or "string" in types:
+        own = {key: value for key, value in schema.items() if key != "enum"} | {"type": "string"}
+        if not isinstance(values, list):
+            strings = (own,)
+        elif texts := [value for value in values if isinstance(value, str)]:
+            strings = ({**own, "enum": texts},)
+    left = [kind for kind in (OTHER_TYPES if types is None else types) if kind != "string"]
+    if left:
+        kept = {**schema, "type": left[0] if len(left) == 1 else left}
+        if not isinstance(values, list):
+            others = (kept,)
+        elif rest_values := [value for value in values if not isinstance(value, str)]:
+            others = ({**kept, "enum": rest_values},)
+    return Split(strings, others)
+
+
+def _joined(rest: Mapping[str, Any], part: Any, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """One schema for two that both hold; None where they say different things about one keyword."""
+    if not isinstance(part, Mapping):
+        return rest if part is True else None
+    part = resolved(part, root)
+    return None if any(key in rest and rest[key] != value for key, value in part.items()) else {**rest, **part}
+
+
+def _found(reference: str, root: Mapping[str, Any]) -> Any:
+    """What a reference names in the document; None where it names nothing there."""
+    if reference != "#" and not reference.startswith("#/"):
+        return None
+    place: Any = root
+    for step in reference[2:].split("/") if reference != "#" else ():
+        name = step.replace("~1", "/").replace("~0", "~")
+        if not isinstance(place, Mapping) or name not in place:
+            return None
+        place = place[name]
+    return place
+
+
+def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
+    """Whether a value has one of a schema's types, and is one of its values."""
+    values = schema.get("enum")
+    if isinstance(values, Sequence) and not any(value == one and type(value) is type(one) for one in values):
+        return False
+    types = schema.get("type", OTHER_TYPES)
+    return any(_is(value, kind) for kind in ((types,) if isinstance(types, str) else types))
+
+
+def _is(value: Any, kind: str) -> bool:
+    if kind == "null":
+        return value is None
+    if kind in ("integer", "number") and not isinstance(value, bool):
+        return isinstance(value, int | float) and (kind == "number" or float(value).is_integer())
+    python = {"boolean": bool, "array": list, "object": dict}.get(kind)
+    return python is not None and isinstance(value, python)
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(name)
