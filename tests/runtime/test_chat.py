@@ -289,6 +289,29 @@ def test_calls_of_tools(chat_bundle: Path, capsys: pytest.CaptureFixture[str]) -
         assert results == ["12:00"] * len(calls) and talk.messages[-1]["role"] == "assistant"
         with pytest.raises(RequestError, match="tool_choice is 'any'"):
             talk.take("/set tool_choice any")
+        with pytest.raises(RequestError, match="parallel_tool_calls is 'x'"):
+            talk.take("/set parallel_tool_calls x")
+
+
+@pytest.mark.parametrize(("name", "written"), [("llama", '"parameters": {}'), ("qwen3-coder", "<function=clock>")])
+def test_how_calls_are_written(name: str, written: str, chat_bundle: Path) -> None:
+    """--tool-format holds for new chats too, and one call is asked for as OpenAI's API does."""
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    settings = {"max_new_tokens": 150, "temperature": 0, "tool_choice": "required"}
+    with EagleModel.load(chat_bundle, threads=1) as model:
+        talk = Talk(model, Screen(), Interrupt(), settings, tools, name)
+        talk.take("/set parallel_tool_calls false")
+        for line in ("What time is it?", "/system be brief"):
+            talk.take(line)
+        talk.take("/undo")
+        talk.take("What time is it?")
+        assert [call["function"]["name"] for call in talk.messages[-1]["tool_calls"]] == ["clock"]
+        assert written in "".join(token.text for token in talk._tokens)
+
+
+def test_tool_format_is_a_name(chat_bundle: Path) -> None:
+    done = piped(chat_bundle, ["Hi"], "--tool-format", "x")
+    assert done.returncode == 2 and "qwen3-coder" in done.stderr
 
 
 def test_a_file_of_tools_that_is_none(chat_bundle: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from eagle_runtime.commands.command import (
 )
 from eagle_runtime.commands.interrupts import Interrupted
 from eagle_runtime.drafting.methods import HELP, NAMES
+from eagle_runtime.text.call_formats import FORMATS
 from eagle_runtime.text.tools import ToolUse
 
 SETTINGS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "method")  # of `EagleModel.stream`, if given
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
             if not model.text.available:
                 raise RequestError(f"{args.bundle} has no tokenizer, so it takes no text; eagle-run takes --prompt-ids")
             settings.setdefault("max_new_tokens", model.context)  # what is left of it
-            talk = Talk(model, screen, interrupt, settings, tools)
+            talk = Talk(model, screen, interrupt, settings, tools, args.tool_format)
             if args.load is not None:
                 talk.load(args.load)
             if args.system is not None:
@@ -87,6 +88,10 @@ def _parser() -> Parser:
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help="of an answer (default: what is left)")
     parser.add_argument(
         "--tools", metavar="FILE", help="JSON list of tools that the model may call, as OpenAI's API has"
+    )
+    formats = [row.name for row in FORMATS]
+    parser.add_argument(
+        "--tool-format", choices=formats, metavar="NAME", help="of calls (default: as the template says)"
     )
     parser.add_argument(
         "--temperature", type=float, metavar="X", help="0: the likeliest token (default: the model's own; see /set)"

@@ -32,9 +32,10 @@ HELP = {
     "tokens": ("", "the last answer, with its drafted tokens in brackets"),
     "quit": ("", "leave; so does Ctrl-C twice, and the end of input"),
 }
+OF_TOOLS = ("tool_choice", "parallel_tool_calls")  # settings of a turn of a chat alone
 SETTINGS = (
     "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos", "method", "tree", "total_token",
-    "depth", "draft_top_k", "tool_choice", *(field.name for field in dataclasses.fields(SamplingParams)),
+    "depth", "draft_top_k", *OF_TOOLS, *(field.name for field in dataclasses.fields(SamplingParams)),
 )  # fmt: skip
 
 ENDS = {"cancelled": "stopped, ", "max_new_tokens": "max_new_tokens reached, ", "context_full": "context full, "}
@@ -50,11 +51,13 @@ class Talk:
         interrupt: Interrupt,
         settings: dict[str, Any],
         tools: list[dict[str, Any]] | None = None,
+        tool_format: str | None = None,
     ) -> None:
         """settings: of `EagleModel.stream`, which /set changes. tools: that the model may call, as OpenAI's API
-        describes them. Raises RequestError for wrong ones."""
+        describes them. tool_format: as in `EagleModel.conversation`. Raises RequestError for wrong ones."""
         self._model = model
         self._tools = tools
+        self._tool_format = tool_format
         self._results: dict[str, str] = {}  # of the last answer's calls, so far
         self._screen = screen
         self._interrupt = interrupt
@@ -62,7 +65,7 @@ class Talk:
         for name, value in settings.items():
             self._change(name, value)
         self._first = dict(self._settings)
-        self._chat = model.conversation(tools=tools)
+        self._chat = self._begun()
         self._raw = not model.text.chat
         self._has_heads = has_heads(model.text)
         self._last_text: str | None = None  # where there is no template: the text that was continued last
@@ -123,7 +126,7 @@ class Talk:
 
     def _ask(self, text: str) -> None:
         if self._raw:
-            self._show(self._chat.complete(text, **self._settings))
+            self._show(self._chat.complete(text, **_of_text(self._settings)))
             self._last_text = text
         elif calls := self._open_calls():
             self._results[calls[0]["id"]] = text
@@ -201,7 +204,7 @@ class Talk:
         if self._raw:
             if self._last_text is None:
                 raise RequestError("there is no text yet to go on from; type one")
-            self._show(self._chat.complete(self._last_text, **settings))
+            self._show(self._chat.complete(self._last_text, **_of_text(settings)))
         else:
             self._show(self._chat.regenerate(**settings))
             self._ask_for_result()
@@ -235,7 +238,7 @@ class Talk:
             return
         system = [{"role": "system", "content": rest}] if rest else []
         messages = [*system, *self._chat.messages[self._has_system() :]]
-        self._go_on_with(self._model.conversation(messages, tools=self._tools))
+        self._go_on_with(self._begun(messages))
 
     def _set(self, rest: str) -> None:
         name, _, value = rest.partition(" ")
@@ -276,6 +279,9 @@ class Talk:
 
     # What they share
 
+    def _begun(self, messages: list[dict[str, Any]] | None = None) -> Conversation:
+        return self._model.conversation(messages or (), tools=self._tools, tool_format=self._tool_format)
+
     def _go_on_with(self, chat: Conversation) -> None:
         self._chat.close()
         self._chat = chat
@@ -293,11 +299,15 @@ class Talk:
     def _change(self, name: str, value: Any) -> None:
         """Change a setting that a turn accepts. Raises RequestError."""
         changed = {**self._settings, _setting(name): bias_of_json(value) if name == "logit_bias" else value}
-        if name == "tool_choice":
-            ToolUse.of(self._tools, value)
-        checked = {key: item for key, item in changed.items() if key != "tool_choice"}
-        self._model.stream([0], **checked).close()  # checks settings, and computes nothing
+        if name in OF_TOOLS:
+            ToolUse.of(self._tools, *(changed.get(key) for key in OF_TOOLS))
+        self._model.stream([0], **_of_text(changed)).close()  # checks settings, and computes nothing
         self._settings = changed
+
+
+def _of_text(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that an answer without tools has too."""
+    return {name: value for name, value in settings.items() if name not in OF_TOOLS}
 
 
 def _setting(name: str) -> str:

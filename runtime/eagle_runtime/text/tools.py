@@ -47,6 +47,8 @@ class ToolUse:
         if len(by_name) < len(known):
             twice = next(tool.name for tool in known if by_name[tool.name] is not tool)
             raise RequestError(f"tools have the name {twice!r} twice; rename one")
+        if not isinstance(parallel_tool_calls, bool | None):
+            raise RequestError(f"parallel_tool_calls is {short_repr(parallel_tool_calls)}, but must be true or false")
         mode, names, single = _choice(tool_choice)
         if mode == "none":
             return None
@@ -58,8 +60,6 @@ class ToolUse:
             if name not in by_name:
                 raise RequestError(f"tool_choice names {short_repr(name)}, which is none of the tools")
         may = tuple(known if names is None else [tool for tool in known if tool.name in names])
-        if not isinstance(parallel_tool_calls, bool | None):
-            raise RequestError(f"parallel_tool_calls is {short_repr(parallel_tool_calls)}, but must be true or false")
         return ToolUse(tuple(known), may, mode == "required", parallel_tool_calls is not False and not single)
 
 
