@@ -177,7 +177,7 @@ def gpt_oss_tensors(config: Config) -> Shapes:
 
 
 def glm_air_tensors(config: Config) -> Shapes:
-    """transformers' modeling_glm4_moe.py, whose first layer has no experts; without the multi-token-prediction layer."""
+    """transformers' modeling_glm4_moe.py: the first layer has no experts. Without the prediction layer."""
     h, v, wide = config["hidden_size"], config["vocab_size"], config["moe_intermediate_size"]
     shapes: dict[str, tuple[int, ...]] = {"model.norm.weight": (h,), "model.embed_tokens.weight": (v, h)}
     shapes["lm_head.weight"] = (v, h)
