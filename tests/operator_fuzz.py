@@ -50,6 +50,7 @@ HEADS = (
     Heads(4, 2, 16, 16, window=9, kept="float16"),
     Heads(4, 2, 32, 32, kept="uint8"),
     Heads(2, 1, 256, 256, kept="uint8", cap=5.0),
+    Heads(4, 2, 16, 16, window=6, kept="float16", sinks=True),
 )
 
 
@@ -116,10 +117,10 @@ def subjects(rng: np.random.Generator) -> list[Subject]:
     for norms in (False, True):
         both = layers(rng, norms=norms)
         found.append(made("steps", both.joined, lambda i, b=both: b.feeds(rng, 9 * i, parents), 1 + norms))  # type: ignore[misc]
-    experts = mixture(rng, 5, 32, 24)
     for sums in (False, True):
+        experts = mixture(rng, 5, 32, 24, activation=3 if sums else 1, biased=sums)
         step = experts.session(sums=sums)
-        found.append(made("experts", step, lambda i, s=sums: experts.feeds(rng, i + 1, 2, sums=s)))  # type: ignore[misc]
+        found.append(made("experts", step, lambda i, e=experts, s=sums: e.feeds(rng, i + 1, 2, sums=s)))  # type: ignore[misc]
     return found
 
 

@@ -148,6 +148,9 @@ ort::Status read(const Heads& node, Pass* pass, Attention* job, const float** ma
   j.committed = by_rows ? j.columns - j.earlier : j.positions[0];
   if (j.committed < 0 || j.committed > j.columns)
     return ort::error("ExactTreeAttention: the first position is not a number of columns of the cache");
+  for (int64_t t = 0; t < rows && node.window; t++)
+    if (j.positions[t] < 0 || j.positions[t] > INT64_MAX / 2)
+      return ort::error("ExactTreeAttention: a position is negative or too large");
   j.q = static_cast<const float*>(q.data), j.k = static_cast<const float*>(k.data),
   j.v = static_cast<const float*>(v.data);
   j.past_keys = keys.data, j.past_values = values.data;
@@ -345,6 +348,7 @@ ort::Status plan(const void* what, Pass* pass) {
     if (j.writes && j.committed + j.rows > j.columns)
       return ort::error("ExactTreeAttention: the cache has no columns for the new rows");
     j.chain = own.chain, j.longest = own.longest, j.seen = own.seen, j.first = own.first;
+    if (j.committed + j.longest < 1) return ort::error("ExactTreeAttention: no row sees a column");
     j.groups = (j.committed + j.longest + GROUP - 1) / GROUP;
     if (j.rows > SPLIT_ROWS) {
       part.step = BLOCK_ROWS / sharing > 1 ? BLOCK_ROWS / sharing : 1;

@@ -309,6 +309,10 @@ static void part(const Attention& job, int64_t h, int64_t group, float* work) {
 static void finish(const Attention& job, int64_t h, int64_t row, float top, float total, const float* mixed) {
   const int64_t sharing = job.sharing(), D = job.width;
   float* out = job.out + (row / sharing * job.heads + h * sharing + row % sharing) * D;
+  if (top <= LOWEST) {  // it has seen nothing
+    memset(out, 0, static_cast<size_t>(D) * 4);
+    return;
+  }
   if (job.sinks == nullptr) {
     for (int64_t d = 0; d < D; d += 8) store(out + d, div(load(mixed + d), all(total)));
     return;

@@ -54,8 +54,8 @@ ort::Status read_before(const Source& source, int64_t channels, Product* p) {
   constexpr const char* UNSOUND = "RowExactMatMul: norm, epsilon or activation do not fit each other or K";
   RETURN_IF_ERROR(read_numbers(source, NORM, channels, UNSOUND, &p->norm));
   p->before.norm = p->norm;
-  const bool sound = p->norm == nullptr ||
-                     (source.attribute("epsilon", &p->before.epsilon) && p->before.epsilon >= 0 && p->before.activation == NONE);
+  const bool sound = p->norm == nullptr || (source.attribute("epsilon", &p->before.epsilon) && p->before.epsilon >= 0 &&
+                                            p->before.activation == NONE);
   return !sound || (p->before.any() && channels % 8) ? ort::error(UNSOUND) : nullptr;
 }
 

@@ -17,6 +17,7 @@ from eagle_export.recipes.blocks import Blocks, Grid
 from eagle_runtime.base.errors import BackendError
 from eagle_runtime.ort.operators import native_operators
 from operator_graphs import (
+    HIDDEN,
     INSTRUCTION_SETS,
     Array,
     Heads,
@@ -232,6 +233,19 @@ def test_columns_that_are_not_committed_are_not_read(heads: Heads, length: int, 
         assert np.isfinite(session.run(None, {**feeds, **other})[0]).all()
 
 
+@pytest.mark.parametrize("heads", [Heads(4, 2, 16, 16), Heads(4, 2, 16, 16, window=9, sinks=True)])
+def test_a_row_that_sees_nothing_is_zeros(heads: Heads, instruction_set: str) -> None:
+    """No tree has one; others stay as they are."""
+    feeds = heads.feeds(heads.rows(np.random.default_rng(0), 3), heads.past(np.random.default_rng(1), 0), [-1, 0, 1], 1)
+    blind = {**feeds, "mask": feeds["mask"].copy()}
+    blind["mask"][0, 0, 1] = HIDDEN
+    with instructions(instruction_set):
+        session = heads.session()
+        (whole, *_), (out, *_) = (session.run(None, each) for each in (feeds, blind))
+    np.testing.assert_array_equal(bits(out[0, [0, 2]]), bits(whole[0, [0, 2]]))
+    assert not out[0, 1].any()
+
+
 @pytest.mark.parametrize("heads", [heads for heads in HEADS if not heads.window and heads.kept == "float32"])
 @pytest.mark.parametrize("length", [0, 1, 127, 300])
 def test_attention_over_rows_has_the_bits_of_the_whole_tree(heads: Heads, length: int, instruction_set: str) -> None:
@@ -311,6 +325,18 @@ def test_attention_refuses_what_does_not_fit(change: dict[str, Array], said: str
     assert session.run(None, feeds)[0].shape == (1, 2, 576)
     with pytest.raises(Exception, match=said):
         session.run(None, {**feeds, **change})
+
+
+def test_attention_refuses_what_ended_the_process() -> None:
+    """Found by tests/operator_fuzz.py: nothing that any row sees, and positions whose distance overflows."""
+    heads, nothing = Heads(4, 2, 16, 16, window=9), np.zeros((0, 2, 16), np.float32)
+    feeds = heads.feeds(heads.rows(np.random.default_rng(0), 2), (nothing, nothing), [-1, 0], 4)
+    session = heads.session()
+    with pytest.raises(Exception, match="no row sees a column"):
+        session.run(None, {**feeds, "mask": np.full_like(feeds["mask"], HIDDEN)})
+    for position in (-1, -(2**63), 2**63 - 1):
+        with pytest.raises(Exception, match="a position is negative or too large"):
+            session.run(None, {**feeds, "positions": np.array([[0, position]])})
 
 
 @pytest.mark.parametrize("other", [{"heads": 8}, {"kv_heads": 0}, {"width": 4}, {"window": -1}, {"width": 1 << 40}])
