@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
 from eagle_runtime import ConstraintError
+from eagle_runtime.sampling.answer_grammar import answer_constraint
 from eagle_runtime.sampling.tagged_grammar import FORMATS, whole_pattern
 from eagle_runtime.text.answer_form import AnswerForm
 from eagle_runtime.text.call_formats import format_named, recognised
@@ -66,7 +69,15 @@ def accepts(name: str, schema: Mapping[str, Any], *values: Any, choice: str = "r
 
 ARGUMENTS: list[dict[str, Any]] = [
     {"text": "Ulm"},
-    {"text": "Ulm", "kind": "b c", "days": 7, "rate": -2.5e-3, "exact": True, "names": ['a"', "b"], "node": {"n": 1}},
+    {
+        "text": "Ulm",
+        "kind": "b c",
+        "days": 7,
+        "rate": -2.5e-3,
+        "exact": True,
+        "names": ['a"', "b"],
+        "node": {"n": 1},
+    },
     {"text": "a < b </x>", "kind": 3, "maybe": None, "code": "AB/12", "short": "a\nb"},
     {"text": "x", "kind": None, "maybe": "none", "day": "2026-02-28", "any": {"x": [1, "2"]}, "flag": "on"},
     *({"text": text, "any": "some"} for text in TEXTS),
@@ -222,3 +233,52 @@ def test_patterns_of_whole_texts() -> None:
 def test_forms_after_one_tag(template: str, name: str) -> None:
     """<tool_call> alone says nothing of what follows it."""
     assert recognised(template).name == name
+
+
+def test_closing_tags_within_json() -> None:
+    """In a string of a list they are text; where a value might be any text the first one ends it."""
+    model, schema = MODELS["glm4_7"], one({"type": "array", "items": {"type": "string"}})
+    form, value = form_of("glm4_7", schema), ["</arg_value>", '"</arg_value>\\', "x"]
+    written = form.format.written([("f", {"a": value})])
+    assert model.accepts(form, written)
+    assert json.loads(model.read(form, written)[0].calls[0].arguments) == {"a": value}
+    mixed = form_of("glm4_7", one({"anyOf": [{"type": "string", "maxLength": 9}, schema["properties"]["a"]]}))
+    assert not model.accepts(mixed, written)
+    short = form.format.written([("f", {"a": '["a'})])
+    assert model.accepts(mixed, short) and json.loads(model.read(mixed, short)[0].calls[0].arguments) == {"a": '["a'}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_may_be_written_follows_the_schema(name: str) -> None:
+    """Answers drawn at random from what the grammar allows, read and compared with the schema."""
+    model, draw, tags = MODELS[name], random.Random(3), format_named(name).tagged
+    assert tags is not None
+    close = model.tokenizer.encode(tags.close, add_special_tokens=False).ids
+    plain = model.tokenizer.encode('ab1 -.,:{}[]"\\\n<>/', add_special_tokens=False).ids
+    names = set()
+    for number in range(len(PROPERTIES)):
+        required = [*PROPERTIES, *PROPERTIES][number % len(PROPERTIES) :][:3]
+        schema = {**SCHEMA, "required": required}
+        form = form_of(name, schema)
+        constraint = answer_constraint(form, model.specials, None)
+        assert constraint is not None
+        matcher = model.grammars.matcher(constraint)
+        tokens: list[int] = []
+        while not matcher.finished and len(tokens) < 500:
+            allowed = [int(token) for token in np.flatnonzero(matcher.mask()) if token != model.eos]
+            if not allowed:
+                break
+            ending = [token for token in plain if token in allowed]
+            chosen = draw.choice(ending or allowed)
+            for token in close if len(ending) > 8 and draw.random() < 0.3 else [chosen]:  # in a text: its end
+                if matcher.mask()[token]:
+                    matcher.consume(token)
+                    tokens.append(token)
+        reader, _ = model.read(form, model.tokenizer.decode(tokens, skip_special_tokens=False))
+        assert reader.calls and not reader.content.strip()
+        for call in reader.calls if matcher.finished else reader.calls[:-1]:
+            arguments = json.loads(call.arguments)
+            if call.name == "f":
+                Draft202012Validator(schema).validate(arguments)
+                names |= set(arguments)
+    assert len(names) > 8

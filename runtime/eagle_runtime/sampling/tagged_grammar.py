@@ -127,7 +127,10 @@ def _value_rules(
         options.append(f"{text.lower()} {gap}")
     if texts:
         options.append(f"({' | '.join(json.dumps(text, ensure_ascii=False) for text in texts)}) {end} {gap}")
-    for number, other in enumerate(() if free else both.others):  # free text is all text; its reader tells them apart
+    others = both.others
+    if rules and "\n" not in tags.close and "<[" not in end:  # a string in JSON may hold the tag, which ends any text
+        others = tuple(filter(None, map(_simple, others)))
+    for number, other in enumerate(() if free else others):  # free text is all text; its reader tells them apart
         rules[f"{name}j{number}"] = (
             f"%json {json.dumps({**shared, **other, 'x-guidance': guidance}, ensure_ascii=False)}"
         )
@@ -135,6 +138,13 @@ def _value_rules(
     if not options:
         return {}
     return {**rules, name: " | ".join(options)}
+
+
+def _simple(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a schema accepts besides lists and objects; None for nothing."""
+    types = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+    left = [kind for kind in types if kind not in ("array", "object")]
+    return {**schema, "type": left} if left else None
 
 
 def _pattern(schema: Mapping[str, Any], close: str, refuse: Callable[[str], None]) -> str | None:

@@ -66,24 +66,21 @@ class TaggedReader(AnswerReader):
         return self._argued("}" if self._count else "{}")
 
     def _string(self) -> list[Part]:
-        text, closed = self._certain()
-        return self._argued(json.dumps(text, ensure_ascii=False)[1:-1] + '"' * closed)
-
-    def _value(self) -> list[Part]:
-        if self._value_end in self._buffer:
-            text, _ = self._certain()
-            return self._argued(self._split.text_of(text))
-        if not self._ended:
-            return []
-        text, _ = self._certain()  # of a call that was cut off
-        return self._argued(self._split.begun_text_of(text) if text else "")
-
-    def _certain(self) -> tuple[str, bool]:
-        """Takes the text of a value off the buffer, as far as it is certain. Returns it, and whether it is all."""
         text, end, rest = self._buffer.partition(self._value_end)
         if end:
             self._buffer, self._inside = rest, self._parameter
         else:
             held = begun_marks(text, [self._value_end])
             text, self._buffer = text[: len(text) - held], text[len(text) - held :]
-        return self._plain(text), bool(end)
+        return self._argued(json.dumps(self._plain(text), ensure_ascii=False)[1:-1] + '"' * bool(end))
+
+    def _value(self) -> list[Part]:
+        if (place := self._split.end_of(self._buffer, self._value_end)) >= 0:
+            text, self._buffer = self._buffer[:place], self._buffer[place + len(self._value_end) :]
+            self._inside = self._parameter
+            return self._argued(self._split.text_of(self._plain(text)))
+        if not self._ended:
+            return []
+        text = self._buffer[: len(self._buffer) - begun_marks(self._buffer, [self._value_end])]
+        self._buffer = ""
+        return self._argued(self._split.begun_text_of(self._plain(text)) if text else "")  # of a call that was cut off

@@ -14,11 +14,13 @@ A value that is a string stands as it is, any other one as JSON; so what a text 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 OTHER_TYPES = ("null", "boolean", "integer", "number", "array", "object")  # than string
+JSON_STRING = re.compile(r'("(?:[^"\\]|\\.)*(?:"|\\?$))', re.DOTALL)  # also one without its end
 MOST_STEPS = 32  # of references and alternatives within each other that are followed
 
 
@@ -48,6 +50,19 @@ class Split:
 
     strings: tuple[Mapping[str, Any], ...] = ()
     others: tuple[Mapping[str, Any], ...] = ()
+
+    def end_of(self, text: str, close: str) -> int:
+        """Returns where a value's closing tag stands in the text from the value on; -1 where it has not come. Within
+        the strings of a list or an object it is text, unless the value could be any text too."""
+        nested = text.lstrip()[:1] in ("[", "{") and all("enum" in schema for schema in self.strings)
+        if not (nested and self.others):
+            return text.find(close)
+        place = 0
+        for part in JSON_STRING.split(text):
+            if (found := part.find(close)) >= 0 and not part.startswith('"'):
+                return place + found
+            place += len(part)
+        return -1
 
     def text_of(self, value: str) -> str:
         """Returns the JSON text of the value that was written as `value`."""
