@@ -156,6 +156,22 @@ def test_json_beside_tools(client: OpenAI) -> None:
 def test_what_is_refused(fields: dict[str, Any], param: str, code: str, address: str) -> None:
     reply = post(address, "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4, **fields})
     assert (reply.status, reply.data["error"]["param"], reply.data["error"]["code"]) == (400, param, code)
+    if code == "invalid_schema":
+        said = "the parameters of tool 'f' cannot be followed (its keyword not has no grammar); correct them"
+        assert reply.data["error"]["message"] == said
+
+
+def test_keywords_that_say_nothing_are_taken(address: str) -> None:
+    idle = {"uniqueItems": False, "dependentRequired": {}, "format": "password", "propertyNames": {"type": "string"}}
+    schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3, **idle}}, **idle}
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}
+    for fields in (
+        {"tools": [tool], "tool_choice": "required"},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}},
+        {"eagle": {"constraint": {"json_schema": schema}}},
+    ):
+        reply = post(address, "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4, **fields})
+        assert reply.status == 200, reply.data
 
 
 def test_tools_of_completions(address: str) -> None:
