@@ -196,6 +196,8 @@ def test_texts_that_models_write_otherwise() -> None:
         (one({"type": "string", "format": "regex"}), "have format 'regex', which calls"),
         (one({"type": "string", "pattern": "(?=a)"}), r"of tool 'f' cannot be followed \(regex: look-around"),
         (one({"type": "array", "uniqueItems": True}), r"cannot be followed \(its keyword uniqueItems has no grammar"),
+        (one({"type": "string", "maxLength": "1}"}), "have maxLength, which calls"),
+        (one({"type": "string", "minLength": -1}), "have a length below 0, which calls"),
         (one({"enum": []}), "no value can be given for 'a', which is required"),
         (one(False), "no value can be given for 'a'"),
     ],
@@ -233,6 +235,33 @@ def test_patterns_of_whole_texts() -> None:
 def test_forms_after_one_tag(template: str, name: str) -> None:
     """<tool_call> alone says nothing of what follows it."""
     assert recognised(template).name == name
+
+
+def test_references() -> None:
+    """They may go to definitions, to other arguments and to all of them, and what nobody refers to is not repeated."""
+    words = {"type": "array", "items": {"type": "string"}, "maxItems": 2}
+    others = {"b": "#", "c": "#/properties/a", "d": "#/$defs/n"}
+    properties = {"a": words, **{key: {"type": "array", "items": {"$ref": name}} for key, name in others.items()}}
+    schema = {"type": "object", "properties": properties, "$defs": {"n": NODE, "big": {"enum": ["x" * 20_000]}}}
+    for name in NAMES:
+        form, model = form_of(name, schema), MODELS[name]
+        for arguments, fits in (
+            ({"a": ["x"], "b": [{"a": ["y"]}, {"b": [{}]}], "c": [["z"]], "d": [{"n": 1}]}, True),
+            ({"b": [{"a": 1}]}, False), ({"c": [["x", "y", "z"]]}, False), ({"d": [{"n": "x"}]}, False),
+        ):  # fmt: skip
+            assert model.accepts(form, form.format.written([("f", arguments)])) == fits, arguments
+
+
+def test_alternatives_without_end() -> None:
+    """A few hundred are looked at, however many there are."""
+    deep = {f"n{n}": {"anyOf": [{"$ref": f"#/$defs/n{n + 1}"}] * 2} for n in range(40)}
+    for last in ({"type": "null"}, {"$ref": "#/$defs/n0"}):
+        schema = one({"$ref": "#/$defs/n0"}, **{"$defs": {**deep, "n40": last}})
+        with pytest.raises(ConstraintError):
+            accepts("glm4_7", schema, None)
+    no_definitions: list[dict[str, Any]] = [{"$defs": []}, {"definitions": "x"}]
+    for wrong in no_definitions:
+        assert accepts("glm4_7", one({"type": "integer"}, **wrong), 1) == [True]
 
 
 def test_closing_tags_within_json() -> None:

@@ -18,6 +18,8 @@ from eagle_runtime.text.tagged_values import TaggedValues, resolved, split
 from eagle_runtime.text.tools import Tool
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # of a value that a schema does not name
+WHOLE = "all-arguments"  # the name of a definition
+DEFINED = re.compile(r'"\$ref": "#/(\$defs|definitions)/([^"/]+)')
 ANY = r"(.|\n)"
 OF_WHOLE = frozenset(  # keywords of the schema of all arguments that the rules below follow
     ("type", "properties", "required", "additionalProperties", "$defs", "definitions", "x-guidance", "$schema", "$id")
@@ -64,7 +66,9 @@ def tagged_rules(
     required = schema["required"] if isinstance(schema.get("required"), list) else []
     more = schema.get("additionalProperties", True)
     properties |= {key: more for key in required if isinstance(key, str) and key not in properties}
-    shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    whole = {key: value for key, value in schema.items() if key not in ("$defs", "definitions", "x-guidance")}
+    defined = {key: dict(part) for key in ("$defs", "definitions") if isinstance(part := schema.get(key), Mapping)}
+    shared = _moved({"definitions": {}, **defined, "$defs": {**defined.get("$defs", {}), WHOLE: whole}})
     rules, parts = {name: ""}, []
     for number, (key, value) in enumerate([*properties.items(), ("", more)]):
         own = f"{name}v{number}"
@@ -98,7 +102,7 @@ def _value_rules(
     root: Mapping[str, Any],
     tags: TaggedValues,
     lit: Callable[[str], str],
-    shared: Mapping[str, Any],
+    shared: Mapping[str, Mapping[str, Any]],
     guidance: Mapping[str, Any],
     refuse: Callable[[str], None],
 ) -> dict[str, str]:
@@ -131,13 +135,39 @@ def _value_rules(
     if rules and "\n" not in tags.close and "<[" not in end:  # a string in JSON may hold the tag, which ends any text
         others = tuple(filter(None, map(_simple, others)))
     for number, other in enumerate(() if free else others):  # free text is all text; its reader tells them apart
-        rules[f"{name}j{number}"] = (
-            f"%json {json.dumps({**shared, **other, 'x-guidance': guidance}, ensure_ascii=False)}"
-        )
+        alone = _moved(other)
+        alone = {**_needed(alone, shared), **alone, "x-guidance": guidance}
+        rules[f"{name}j{number}"] = f"%json {json.dumps(alone, ensure_ascii=False)}"
         options.append(f"{name}j{number} {end} {gap}")
     if not options:
         return {}
     return {**rules, name: " | ".join(options)}
+
+
+def _moved(schema: Any) -> Any:
+    """A schema that stands alone, whose references to all arguments go to the definition WHOLE."""
+    if isinstance(schema, list):
+        return [_moved(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    made = {name: value if name in ("enum", "const") else _moved(value) for name, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and re.match(r"#(?!/(\$defs|definitions)/)", reference):
+        made["$ref"] = f"#/$defs/{WHOLE}{reference[1:]}"
+    return made
+
+
+def _needed(schema: Any, shared: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The definitions that a schema refers to, and those that they refer to."""
+    found: dict[str, dict[str, Any]] = {}
+    left = [schema]
+    while left:
+        for kind, escaped in DEFINED.findall(json.dumps(left.pop(), ensure_ascii=False)):
+            name = escaped.replace("~1", "/").replace("~0", "~")
+            if name in shared[kind] and name not in found.setdefault(kind, {}):
+                found[kind][name] = shared[kind][name]
+                left.append(shared[kind][name])
+    return found
 
 
 def _simple(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -153,6 +183,11 @@ def _pattern(schema: Mapping[str, Any], close: str, refuse: Callable[[str], None
         if keyword not in OF_STRINGS and keyword not in OF_OTHERS:
             refuse(keyword)
     parts = []
+    kinds = {"minLength": int, "maxLength": int, "pattern": str, "format": str}
+    wrong = [keyword for keyword, kind in kinds.items() if keyword in schema and type(schema[keyword]) is not kind]
+    if wrong or min(schema.get("minLength", 0), schema.get("maxLength", 0)) < 0:
+        refuse(wrong[0] if wrong else "a length below 0")
+        return None
     if isinstance(pattern := schema.get("pattern"), str):
         whole = whole_pattern(pattern)
         if whole is None:
@@ -176,10 +211,10 @@ def _pattern(schema: Mapping[str, Any], close: str, refuse: Callable[[str], None
 
 def _checks(schema: Mapping[str, Any]) -> Callable[[str], bool]:
     """Whether a value of an enum follows the other keywords too."""
-    least, most, pattern = schema.get("minLength", 0), schema.get("maxLength"), schema.get("pattern")
+    least, most, pattern = schema.get("minLength"), schema.get("maxLength"), schema.get("pattern")
 
     def follows(value: str) -> bool:
-        if len(value) < least or (most is not None and len(value) > most):
+        if (isinstance(least, int) and len(value) < least) or (isinstance(most, int) and len(value) > most):
             return False
         try:
             return not isinstance(pattern, str) or re.search(pattern, value) is not None

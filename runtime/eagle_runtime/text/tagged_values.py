@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 OTHER_TYPES = ("null", "boolean", "integer", "number", "array", "object")  # than string
 JSON_STRING = re.compile(r'("(?:[^"\\]|\\.)*(?:"|\\?$))', re.DOTALL)  # also one without its end
-MOST_STEPS = 32  # of references and alternatives within each other that are followed
+MOST_STEPS = 32  # of references after each other that are followed
+MOST_PARTS = 256  # of a value's alternatives that are looked at; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +110,24 @@ def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str,
     return schema
 
 
-def split(schema: Any, root: Mapping[str, Any], steps: int = MOST_STEPS) -> Split:
+def split(schema: Any, root: Mapping[str, Any]) -> Split:
     """Returns what strings and what other values a schema accepts. root: the schema in which it stands."""
+    return _split(schema, root, iter(range(MOST_PARTS)))
+
+
+def _split(schema: Any, root: Mapping[str, Any], parts_left: Iterator[int]) -> Split:
     if not isinstance(schema, Mapping):
-        return Split() if schema is False else split({}, root)
+        return Split() if schema is False else _split({}, root, parts_left)
     schema = resolved(schema, root)
+    more = next(parts_left, None) is not None
     for name in ("anyOf", "oneOf", "allOf"):
         parts = schema.get(name)
-        if not steps or not isinstance(parts, list) or not parts or (name == "allOf" and len(parts) > 1):
+        if not more or not isinstance(parts, list) or not parts or (name == "allOf" and len(parts) > 1):
             continue
         rest = {key: value for key, value in schema.items() if key != name}
         joined = [_joined(rest, part, root) for part in parts]
         if None not in joined:
-            made = [split(part, root, steps - 1) for part in joined]
+            made = [_split(part, root, parts_left) for part in joined]
             return Split(tuple(s for one in made for s in one.strings), tuple(s for one in made for s in one.others))
     if "const" in schema:
         schema = {**{key: value for key, value in schema.items() if key != "const"}, "enum": [schema["const"]]}
