@@ -113,7 +113,7 @@ ROWS = {
             "tie_word_embeddings": True,
         },
     ),
-    "Granite, with experts": Row("granitemoe", {"num_local_experts": 4, **MULTIPLIERS}),
+    "Granite, with experts": Row("granitemoe", {"num_local_experts": 3, **MULTIPLIERS}),
     "GLM-4.5-Air": Row(
         "glm4_moe",
         {

@@ -299,7 +299,6 @@ BIASED = "Qwen2.5, tied, upper layers with a window"
 # Rotations before norms, or of heads of this width, queries that grow, and MLPs without a gate are steps
 # of their own.
 APART = ("Hunyuan", "GLM-4", "GLM-4-0414", "OLMo-3", "Ministral-3", "EXAONE 4.0", "AFM")
-SHARED = "ERNIE 4.5, with experts"
 MIXTURES = (
     "Mixtral",
     "Qwen3-MoE, one layer without experts",
@@ -307,6 +306,7 @@ MIXTURES = (
     "gpt-oss",
     "ERNIE 4.5, with experts",
     "GLM-4.5-Air",
+    "Granite, with experts",
 )
 
 
