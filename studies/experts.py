@@ -94,7 +94,10 @@ def random_target(shape: str, layers: int, folder: Path) -> Pair:
 
 
 def session_of(pair: Pair, precision: str, folder: Path, threads: int, form: str) -> OrtSession | None:
-    """Writes the target's graph at a precision, rounded to nearest, and opens it. None if it has not this form."""
+    """Writes the target's graph at a precision, rounded to nearest, and opens it. None if it has not this form, or if
+    the operators of the native one are not installed."""
+    if form == NATIVE and native_operators().library is None:
+        return None
     recipe = plan("cpu", precision, None, None)
     graph = build_graphs(pair, recipe.traced, 1, routed=form != EVERY)["target"]
     done, native = both_forms(recipe.passes["target"], graph)

@@ -127,7 +127,7 @@ def test_a_bundle_that_was_accepted_is_marked(
         "it does not name the line that loads it"
     )
     assert run_main([str(bundle), "--prompt", "one two", "--max-new-tokens", "2", "--threads", "1"]) == 0
-    (warning, _figures) = capsys.readouterr().err.splitlines()
+    warning, *_note_on_backend, _figures = capsys.readouterr().err.splitlines()
     assert warning.startswith(
         f"eagle-run: warning: {bundle}: it follows its source less closely than int8 should: agree"
     )

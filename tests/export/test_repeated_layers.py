@@ -96,7 +96,7 @@ def family(name: str, folder: Path) -> tuple[TargetGraph, Layout]:
 def test_one_layer_of_each_kind_is_traced(name: str, tmp_path: Path) -> None:
     module, _ = family(name, tmp_path)
     assert repeats_of(module).traced == TRACED.get(name, (0, 1))
-    module.model.layers[3].mlp.extra = 1.0
+    module.model.layers[3].self_attn.extra = 1.0
     assert repeats_of(module).traced == tuple(sorted({*TRACED.get(name, (0, 1)), 3}))
 
 
