@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -14,6 +15,15 @@ from eagle_runtime.text.call_formats import HARMONY
 
 TEMPLATE = Path(__file__).parent / "data" / "chat_templates" / "gptoss.jinja"
 ENDS = ("<|return|>", "<|call|>", "<|endoftext|>")
+WEATHER: dict[str, Any] = {
+    "name": "weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"place": {"type": "string", "maxLength": 6}, "days": {"enum": [1, 3]}},
+        "required": ["place", "days"],
+    },
+}
+TOOLS: list[Any] = [{"type": "function", "function": WEATHER}]
 
 
 def tokenizer_of_markers() -> Tokenizer:

@@ -19,18 +19,9 @@ from eagle_runtime.commands import cli
 from eagle_runtime.commands.chat_screen import DIM, PLAIN, Interrupt, Screen, shown
 from eagle_runtime.commands.chat_talk import Talk
 from eagle_runtime.core.decoding_state import common_prefix
-from harmony_bundle import BIAS, harmony_bundle, marker
+from harmony_bundle import BIAS, TOOLS, harmony_bundle, marker
 from terminal import Terminal
 
-WEATHER: dict[str, Any] = {
-    "name": "weather",
-    "parameters": {
-        "type": "object",
-        "properties": {"place": {"type": "string", "maxLength": 6}, "days": {"enum": [1, 3]}},
-        "required": ["place", "days"],
-    },
-}
-TOOLS = [{"type": "function", "function": WEATHER}]
 SCHEMA = Constraint.json_schema(
     {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 )

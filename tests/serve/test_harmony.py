@@ -13,18 +13,9 @@ from openai import OpenAI
 from eagle_runtime import EagleModel
 from eagle_serve import Options
 from eagle_serve.server import serving
-from harmony_bundle import BIAS, harmony_bundle
+from harmony_bundle import BIAS, TOOLS, WEATHER, harmony_bundle
 from raw_http import post
 
-WEATHER: dict[str, Any] = {
-    "name": "weather",
-    "parameters": {
-        "type": "object",
-        "properties": {"place": {"type": "string", "maxLength": 6}, "days": {"enum": [1, 3]}},
-        "required": ["place", "days"],
-    },
-}
-TOOLS: list[Any] = [{"type": "function", "function": WEATHER}]
 USER = {"role": "user", "content": "Weather?"}
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}

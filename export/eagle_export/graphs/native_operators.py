@@ -75,10 +75,10 @@ def _rotation_as(modeling: ModuleType, halved: bool) -> Any:
             expected = modeling.apply_rotary_pos_emb(heads, heads, tables.cos(), tables.sin())[1]
         except RuntimeError:  # of shapes that do not fit
             continue
-        for neighbours in (False, True):
+        for neighbours in (True,) if halved else (False, True):
             one = partial(_apply_rotary, neighbours)
-            if torch.allclose(one(heads, heads, angles.cos(), angles.sin())[1], expected) and halved <= neighbours:
-                return partial(_apply_rotary, False) if halved else one
+            if torch.allclose(one(heads, heads, angles.cos(), angles.sin())[1], expected):
+                return partial(_apply_rotary, neighbours and not halved)
     raise ExportError(f"{modeling.__name__} rotates heads in a way that is not known; export a model of a known family")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import sys
 from pathlib import Path
@@ -21,8 +22,9 @@ class Kernels(NamedTuple):
     damaged: bool
 
 
+@functools.cache
 def installed_kernels() -> Kernels | None:
-    """Returns what the package says of itself; None where it is not installed."""
+    """Returns what the package says of itself, asked once per process; None where it is not installed."""
     try:
         import eagle_edge_kernels
 

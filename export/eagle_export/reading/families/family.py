@@ -53,8 +53,8 @@ class Family:
     name: as people call it. model_type: of config.json. causal_lm: transformers' class of the whole model.
     layer_norms: RMS norms in each layer. norm_offset: what the model adds to a norm's stored gain.
     experts: where a mixture of experts keeps them.
-    neighbours: whether a head's numbers 2 i and 2 i + 1 are rotated with each other. Exports reorder the rows of
-    queries and keys, so that its halves are: products of both stay the same, and the rotation is Llama's.
+    neighbours: whether a head's numbers 2 i and 2 i + 1 are rotated with each other. Exports reorder the rows
+    of the query and key projections, so that Llama's rotation of a head's halves gives the same attention scores.
     windows: config -> for each layer the number of keys that a row sees, itself included; None for all.
     rotary_layers: config -> number of layers that rotate queries and keys.
     context: config -> the longest text for which the graph computes what transformers does.
@@ -149,13 +149,13 @@ class Experts:
     correction: name of that tensor in the part of a layer, of which checkpoints may know its last part alone; "": none.
     shared: name there of an MLP that reads every row; "": none."""
 
-    block: str
-    gate: str
-    up: str
-    down: str
     count: Callable[[Any], int]
     width: Callable[[Any], int]
     renormalised: Callable[[Any], bool]
+    block: str = MODULE
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
     router: str = "gate"
     stacked: bool = False
     biased: bool = False

@@ -52,9 +52,10 @@ class PackedExpert(StoredTensor):
         """Reads the matrix [columns, inputs] in bf16."""
         import torch
 
-        number, own = slice(self.number, self.number + 1), slice(self.start, None, self.step)
-        packed = self.blocks.rows(number.start, number.stop)[0, own]
-        exponents = self.scales.rows(number.start, number.stop)[0, own].to(torch.int32) - BIAS
+        packed, scales = (
+            each.rows(self.number, self.number + 1)[0, self.start :: self.step] for each in (self.blocks, self.scales)
+        )
+        exponents = scales.to(torch.int32) - BIAS
         levels = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)  # [columns, inputs / 32, 32]
         numbers = torch.tensor(NUMBERS)[levels.to(torch.int32)]
         return torch.ldexp(numbers, exponents[..., None]).flatten(-2).to(torch.bfloat16)
@@ -118,10 +119,6 @@ GPT_OSS = Family(
     causal_lm="GptOssForCausalLM",
     windows=by_layer_type,
     experts=Experts(
-        block="mlp",
-        gate="gate_proj",
-        up="up_proj",
-        down="down_proj",
         count=lambda config: int(config.num_local_experts),
         width=lambda config: int(config.intermediate_size),
         renormalised=lambda config: True,

@@ -30,10 +30,6 @@ QWEN3 = Family(
     sampling=QWEN3_SAMPLING,
 )
 EXPERTS = Experts(
-    block="mlp",
-    gate="gate_proj",
-    up="up_proj",
-    down="down_proj",
     count=lambda config: int(config.num_experts),
     width=lambda config: int(config.moe_intermediate_size),
     renormalised=lambda config: bool(config.norm_topk_prob),
