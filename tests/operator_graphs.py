@@ -166,6 +166,12 @@ def norm(factors: Array, *, added: bool = False, epsilon: float = 1e-5) -> OneNo
     return opened([node], dict.fromkeys(names, (TensorProto.FLOAT, 3)), 1, {"factors": factors})
 
 
+def sincos(**attributes: Any) -> OneNode:
+    """One ExactSinCos of angles [.., .., ..]."""
+    node = helper.make_node("ExactSinCos", ["x"], ["y0", "y1"], domain="eagle", **attributes)
+    return opened([node], {"x": (TensorProto.FLOAT, 3)}, 2, {})
+
+
 def product_in_words(x: Array, blocks: Blocks) -> Array:
     """What RowExactMatMul computes of x [T, K], with one rounding per block."""
     size, (k, n) = blocks.grid.size, blocks.level.shape

@@ -12,7 +12,7 @@ import numpy as np
 
 from eagle_export.recipes.blocks import Grid
 from expert_graphs import mixture
-from operator_graphs import Array, Heads, OneNode, instructions, product, random_blocks
+from operator_graphs import Array, Heads, OneNode, instructions, product, random_blocks, sincos
 from step_graphs import layers
 
 TYPES = {
@@ -47,6 +47,8 @@ def cases() -> list[tuple[OneNode, dict[str, Array], list[Array]]]:
         found.append((gated, feeds, gated.run(None, feeds)))
         normed = product(blocks, np.linspace(0.5, 1.5, 576, dtype=np.float32), epsilon=1e-5)
         found.append((normed, {"x": feeds["x"]}, normed.run(None, {"x": feeds["x"]})))
+        angles = {"x": (np.arange(2000)[:, None] * 10000 ** (-np.arange(32) / 32)).astype(np.float32)[None]}
+        found.append((rotations := sincos(factor=1.25), angles, rotations.run(None, angles)))
         for heads in HEADS:
             session = heads.session()
             for length, parents in [(0, [-1]), (130, [-1, 0, 0, 1, 1, 2, 5]), (700, range(-1, 40))]:

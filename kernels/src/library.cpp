@@ -77,7 +77,7 @@ EXPORTED void* RegisterCustomOps(void* options, const ort::ApiBase* base) {
   void* domain = nullptr;
   RETURN_IF_ERROR(ort::call(ort::CREATE_DOMAIN, "eagle", &domain));
   const ort::CustomOp* operators[] = {eagle::attention_operator(), eagle::norm_operator(), eagle::product_operator(),
-                                      eagle::steps_operator()};
+                                      eagle::sincos_operator(), eagle::steps_operator()};
   for (const ort::CustomOp* op : operators) RETURN_IF_ERROR(ort::call(ort::DOMAIN_ADD, domain, op));
   return ort::call(ort::OPTIONS_ADD_DOMAIN, options, domain);
 }

@@ -12,5 +12,6 @@ namespace eagle {
 const ort::CustomOp* attention_operator();
 const ort::CustomOp* norm_operator();
 const ort::CustomOp* product_operator();
+const ort::CustomOp* sincos_operator();
 const ort::CustomOp* steps_operator();
 }  // namespace eagle

@@ -3,7 +3,7 @@
 // tensor of the graph.
 //
 //   inputs   plan [steps, 20 or 17] int64, an initializer: per step its kind (0: RowExactMatMul, 1: ExactTreeAttention,
-//            2: RowExactNorm, 3: RowExactExperts, see experts.cpp), the places of its 16 inputs, or of the first 13, and
+//            2: RowExactNorm, 3: RowExactExperts, see experts.cpp, 4: ExactSinCos), the places of its 16 inputs, or of the first 13, and
 //            those of its 3 outputs. An input is -1 (absent), the number of an input of the node, or -2 - n, n being an
 //            output of an earlier step, of which each has three numbers: 3 * step + output. An output is the number of
 //            one of the node, -1 (read by steps alone), or -2 (the step has no such output)
@@ -20,7 +20,8 @@ namespace eagle {
 namespace {
 constexpr int64_t PLAN_WIDTH = 1 + STEP_INPUTS + STEP_OUTPUTS, MOST_STEPS = 4096, MOST_NODE_INPUTS = 1 << 17;
 constexpr int WITHOUT_BIASES = 13;  // inputs of a step
-const Kind* const KINDS[] = {&PRODUCT, &ATTENTION, &NORMS, &EXPERTS};
+constexpr int64_t KIND_COUNT = 5;
+const Kind* const KINDS[KIND_COUNT] = {&PRODUCT, &ATTENTION, &NORMS, &EXPERTS, &SINCOS};
 
 // The node, or a node of one step. Values are numbered: first what the node gets, then what steps compute.
 struct Steps {
@@ -83,7 +84,7 @@ ort::Status read_plan(const void* info, const ort::Tensor& plan, int64_t node_in
   // Numbers of outputs of steps follow those of inputs, which are counted first.
   for (int64_t s = 0; s < all->count; s++) {
     const int64_t* row = rows + s * width;
-    if (row[0] < 0 || row[0] > 3) return ort::error("RowExactSteps: the plan has a step of an unknown kind");
+    if (row[0] < 0 || row[0] >= KIND_COUNT) return ort::error("RowExactSteps: the plan has a step of an unknown kind");
     Step& step = all->steps[s];
     step.kind = KINDS[row[0]];
     for (int i = 0; i < STEP_INPUTS; i++) {

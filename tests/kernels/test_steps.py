@@ -51,7 +51,7 @@ def test_passes_of_several_threads_do_not_disturb_each_other() -> None:
 @pytest.mark.parametrize(
     ("row", "column", "value", "said"),
     [
-        (0, 0, 4, "unknown kind"),
+        (0, 0, 5, "unknown kind"),
         (0, 0, -1, "unknown kind"),
         (0, 1, 1000, "an input that is not there"),
         (0, 1, 0, "an input that is not there"),
@@ -84,6 +84,16 @@ def test_plans_of_another_shape_are_refused() -> None:
     for other in (plan.reshape(-1, 1), plan[None], plan[:0]):
         with pytest.raises(BackendError, match="the plan has another shape or type"):
             opened_model(with_plan(model, other))
+
+
+def test_a_rotation_has_cosines_and_sines() -> None:
+    model = layers(np.random.default_rng(0), norms=True).joined.model
+    plan = plan_of(model).copy()
+    cosines, sines = -2, -3
+    plan[0, 18] = -2  # no sines; who read them reads cosines
+    plan[:, 1:17][plan[:, 1:17] == sines] = cosines
+    with pytest.raises(BackendError, match="cosines and sines"):
+        opened_model(with_plan(model, plan))
 
 
 def test_plans_of_older_bundles_run() -> None:

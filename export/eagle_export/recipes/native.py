@@ -31,6 +31,7 @@ from eagle_export.recipes.native_experts import NativeExperts
 from eagle_export.recipes.native_products import LANES, JoinedSteps, NativeProducts, attributes_of, sum_after
 from eagle_export.recipes.native_steps import DOMAIN, KINDS, JoinedRuns
 from eagle_export.recipes.plan import Passes, apply
+from eagle_export.recipes.same_bits import NativeRotations
 from eagle_runtime.bundle.graph import SCALE
 
 SINKS = 9  # place of the operator's input
@@ -50,7 +51,7 @@ def both_forms(passes: Passes, model: ir.Model) -> tuple[dict[str, str], ir.Mode
     done |= apply(exact, model)
     if native is not None:
         products = NativeExperts(), NativeProducts(), JoinedSteps()
-        for step in (NormsOfRows(), attention, *products, NativeNorms(), JoinedRuns()):
+        for step in (NormsOfRows(), attention, *products, NativeNorms(), NativeRotations(), JoinedRuns()):
             step.apply(native)
         RemoveUnusedNodesPass()(native)
     return done, native

@@ -17,6 +17,7 @@ from eagle_export.recipes.graph import made_of
 from eagle_export.recipes.native import attend
 from eagle_export.recipes.native_products import LANES, JoinedSteps, NativeProducts, is_native
 from eagle_export.recipes.native_steps import DOMAIN, JoinedRuns
+from eagle_export.recipes.same_bits import NativeRotations
 
 # What may stand between the rows of a head's input and its queries.
 OF_QUERIES = ("Mul", "RotaryEmbedding", "Transpose", "RMSNormalization", "Reshape", "Add", "MatMulNBits")
@@ -27,7 +28,7 @@ def native_head(model: ir.Model) -> ir.Model | None:
     if not any(node.op_type == "MatMulNBits" and is_native(node) for node in model.graph):
         return None
     native = model.clone()
-    steps = (NativeHeadAttention(), NativeProducts(), JoinedSteps(), JoinedRuns())
+    steps = (NativeHeadAttention(), NativeProducts(), JoinedSteps(), NativeRotations(), JoinedRuns())
     for step in steps if all(_fits(native, node) for node in attention_nodes(native)) else steps[1:]:
         step.apply(native)
     RemoveUnusedNodesPass()(native)

@@ -13,7 +13,8 @@ from eagle_export.recipes.graph import Pass, take_place
 
 DOMAIN = "eagle"  # of the operators
 EXPERTS = "RowExactExperts"  # exists as a step alone
-KINDS = ("RowExactMatMul", "ExactTreeAttention", "RowExactNorm", EXPERTS)
+SINCOS = "ExactSinCos"
+KINDS = ("RowExactMatMul", "ExactTreeAttention", "RowExactNorm", EXPERTS, SINCOS)
 INPUTS, OUTPUTS = 16, 3  # of a step, at most
 OF_EXPERTS = 4  # inputs that the plan names; the weights follow the last of them
 ABSENT, INSIDE, NONE = -1, -1, -2  # an input; an output that only steps read; no such output

@@ -13,6 +13,7 @@ from eagle_export.graphs.pair import Pair
 from eagle_export.graphs.weights import graph_spec
 from eagle_export.heads.config import HeadConfig
 from eagle_export.recipes.native_steps import DOMAIN
+from eagle_export.recipes.same_bits import depends_on_processor
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.manifest import (
     OPERATORS,
@@ -37,7 +38,8 @@ def graph_specs(
     specs = {name: graph_spec(GRAPH_FILES[name], graph, decisions[name]) for name, graph in graphs.items()}
     for name, native in natives.items():
         operators = {node.op_type for node in native.graph if node.domain == DOMAIN}
-        form = NativeSpec(NATIVE_FILES[name], OPERATORS, tuple(sorted(operators)))
+        used = sorted(operators | depends_on_processor(native))
+        form = NativeSpec(NATIVE_FILES[name], OPERATORS, tuple(used))
         specs[name] = replace(specs[name], native=form)
     return specs
 

@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,15 +36,14 @@ FORMAT = 1  # of the file; another one is refused
 TEXT_BYTES = 1 << 26  # of a file besides rows: the text of a context of 128 thousand tokens has half a million
 NOTES_BYTES = 1 << 16  # of an application's own strings: a title, settings, a summary
 NO_DIGEST = "0" * 64
-ARCHITECTURES = {"AMD64": "x86_64", "arm64": "aarch64"}  # names of Windows and macOS -> of Linux
 ADVICE = "take another file, or begin a new conversation"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
     """What must be equal for a file to be read: text, a digest of the tokenizer and the vocabulary's size. And for its
-    rows to be taken: the digest of the bundle's files, the engine with its version, the processor, or with native
-    operators its architecture and the system."""
+    rows to be taken: the digest of the bundle's files, the engine with its version, and the processor, unless all
+    compute the same."""
 
     text: str
     bundle: str
@@ -87,13 +85,11 @@ def identity_of(bundle: OpenBundle) -> Identity:
 
 
 def processor_of(backend: str, manifest: Manifest) -> str:
-    """Returns what of a machine the bits of the target's rows depend on. Of a graph whose products are all native ones
-    these are the sines and cosines of rotations, which ONNX Runtime computes: ARM64 rounds some otherwise than x86-64.
-    A matrix in fp32, of a layer that is kept or of a router, is multiplied by ONNX Runtime too, and otherwise with each
-    instruction set. Rows of a head change what is drafted, and never the answer."""
-    weights = manifest.target.graph.weights.values()
-    if backend == NATIVE and not any(one.dtype == "float32" and len(one.shape) > 1 for one in weights):
-        return f"{ARCHITECTURES.get(platform.machine(), platform.machine())} {platform.system()}"
+    """Returns what of a machine the bits of the target's rows depend on. Rows of a head change what is drafted, and
+    never the answer."""
+    native = manifest.target.graph.native
+    if backend == NATIVE and native is not None and native.same_everywhere:
+        return "every processor"
     return f"{processor_name()} {_digest(processor_features())}"
 
 

@@ -16,9 +16,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-OPERATORS = "8"  # version of the native operators that exports are made for (eagle_edge_kernels.VERSION)
+OPERATORS = "9"  # version of the native operators that exports are made for (eagle_edge_kernels.VERSION)
 IN_FP32 = ("2", "3", "4")  # of operators for which a head-major past is in fp32, as in the portable form
-OLDER_OPERATORS = (*IN_FP32, "5", "6", "7")  # all of which are in OPERATORS, with the same bits
+# Of graphs in which ONNX Runtime computes sines and cosines of rotations: ARM64 rounds some otherwise than x86-64.
+ROTATED_OUTSIDE = (*IN_FP32, "5", "6", "7", "8")
+OLDER_OPERATORS = ROTATED_OUTSIDE  # all of which are in OPERATORS, with the same bits
 SCALE = 4  # bytes of one
 FLOATS = ("float32", "float16")  # in which keys and values may be kept, where they are not bytes
 CACHE_PARTS = ("key", "value")
@@ -40,11 +42,17 @@ class NativeSpec:
     """Another form of a graph, with the same inputs, outputs and weights, for the operators of eagle-edge-kernels. From
     version 5 of these on it keeps a head-major past in fp16, and an int8 one as rows of bytes (GraphSpec.native_form).
 
-    file: its ONNX file. operators: version of the operators that it is made for. used: names of those in it."""
+    file: its ONNX file. operators: version of the operators that it is made for. used: names of those in it, and with
+    their domain ("ai.onnx.Tanh") of those of ONNX Runtime whose results depend on the processor."""
 
     file: str
     operators: str
     used: tuple[str, ...]
+
+    @property
+    def same_everywhere(self) -> bool:
+        """Whether all processors compute the same bits."""
+        return self.operators not in ROTATED_OUTSIDE and not any("." in name for name in self.used)
 
 
 @dataclass(frozen=True, slots=True)
