@@ -4,7 +4,8 @@
 
 The bundle's own engines run; what its head, its transitions, its habits, n-gram matches, lookahead's forecasts or a
 draft model propose is replaced (liars.py). A case is one verification whose tree held drafted tokens; cases are shared
-among the bundles. Answers are decoded at T = 0, 0.7 and 1, some with top-k, top-p, min-p or penalties, from many seeds.
+among the bundles. Answers follow each other in conversations. They are decoded at T = 0, 0.7 and 1, some with top-k,
+top-p, min-p or penalties, from many seeds.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from eagle_runtime import EagleModel, SamplingParams
+from eagle_runtime.base.backend_names import NATIVE
 from eagle_runtime.base.errors import EagleWarning, RequestError
 from eagle_runtime.base.tree import Int
 from eagle_runtime.commands.command import Parser
@@ -52,6 +54,7 @@ from studies.trials.liars import (
 TEMPERATURES = (0.0, 0.7, 1.0)
 LEAST_LIKELY = 64  # tokens that "wrong" takes
 STORED = 16  # documents of the datastore
+MOST_BETWEEN = 8  # tokens of a text between two answers
 
 Attack = Callable[[list[int], tuple[int, ...]], dict[str, Any]]  # prompt, vanilla's answer -> settings of `generate`
 
@@ -74,11 +77,13 @@ class Outcome:
     seconds: float
 
 
-def lying_model(bundle: Path, liar: Callable[[int], Liar], draft: bool, threads: int | None) -> EagleModel:
+def lying_model(
+    bundle: Path, liar: Callable[[int], Liar], draft: bool, threads: int | None, backend: str = "cpu"
+) -> EagleModel:
     """Returns a model whose drafts go through a Liar, which `liar` makes for a vocabulary. draft: whether the bundle
     is its own draft model too. Raises EagleError."""
     opened = with_draft_bundles(
-        open_bundle(bundle, "cpu", None, threads, "once"), [bundle] if draft else [], "once", None
+        open_bundle(bundle, backend, None, threads, "once"), [bundle] if draft else [], "once", None
     )
     mine = liar(opened.manifest.target.vocab_size)
     transitions = opened.transitions
@@ -146,10 +151,11 @@ class Campaign:
             if self.cases == before:
                 raise RequestError("the bundle drafts nothing on this machine, so there is nothing to compare")
             before = self.cases
-            self._attack_one_answer(attacks, new_tokens)
+            self._attack_two_answers(attacks, new_tokens)
 
-    def _attack_one_answer(self, attacks: dict[str, Attack], new_tokens: int) -> None:
-        """Decode one answer without drafts, and in each way with wrong ones."""
+    def _attack_two_answers(self, attacks: dict[str, Attack], new_tokens: int) -> None:
+        """Decode two answers without drafts, the second after a text that begins with the first; and in each way with
+        wrong ones, in a conversation, which keeps the rows that these have left."""
         prompt, seed = self._prompt(), next(self._seeds)
         settings: dict[str, Any] = {
             "sampling": SamplingParams(),  # nothing of the model's own
@@ -159,22 +165,33 @@ class Campaign:
             "max_new_tokens": new_tokens,
             "ignore_eos": True,
         }
-        vanilla = self._model.generate(prompt, method="vanilla", **settings).token_ids
-        wrong = self._least_likely(prompt, vanilla)
+        first = self._model.generate(prompt, method="vanilla", **settings).token_ids
+        longer = [*prompt, *first, *self._prompt()[:MOST_BETWEEN]]
+        second = self._model.generate(longer, method="vanilla", **settings).token_ids
+        texts = [
+            (text, answer, self._least_likely(text, answer)) for text, answer in ((prompt, first), (longer, second))
+        ]
         for number, (name, attack) in enumerate(attacks.items(), seed):  # so that every attack meets every lie
             lie = LIES[number % len(LIES)]
-            self._liar.begin(lie, wrong)
-            cycles: list[Cycle] = []
-            drafted = self._model.generate(prompt, on_cycle=cycles.append, **attack(prompt, vanilla), **settings)
-            self._count(name, lie, cycles)
-            self.tokens += len(vanilla)
-            if drafted.token_ids != vanilla:
-                sampling = {"temperature": settings["temperature"], "seed": seed}
-                exact = self._model.row_check is not None
-                tie = not exact and is_tie(self._model, prompt, vanilla, drafted.token_ids, **sampling)
-                self.ties += tie
-                self.failures += not tie
-                print(f"{'a tie' if tie else 'DIFFERS'}: {name}, {lie}, {settings}, prompt {prompt}", file=sys.stderr)
+            with self._model.conversation() as chat:
+                for text, vanilla, wrong in texts:
+                    self._liar.begin(lie, wrong)
+                    cycles: list[Cycle] = []
+                    list(chat.complete(text, on_cycle=cycles.append, **attack(text, vanilla), **settings))
+                    self._count(name, lie, cycles)
+                    self._compare(f"{name}, {lie}, {settings}", text, vanilla, chat.token_ids[len(text) :], seed)
+
+    def _compare(
+        self, said: str, prompt: list[int], vanilla: tuple[int, ...], drafted: tuple[int, ...], seed: int
+    ) -> None:
+        self.tokens += len(vanilla)
+        if drafted == vanilla:
+            return
+        exact, temperature = self._model.row_check is not None, TEMPERATURES[seed % len(TEMPERATURES)]
+        tie = not exact and is_tie(self._model, prompt, vanilla, drafted, temperature=temperature, seed=seed)
+        self.ties += tie
+        self.failures += not tie
+        print(f"{'a tie' if tie else 'DIFFERS'}: {said}, prompt {prompt}", file=sys.stderr)
 
     def _count(self, name: str, lie: Lie, cycles: Sequence[Cycle]) -> None:
         cases = sum(cycle.tree.num_nodes > 1 for cycle in cycles)
@@ -208,6 +225,7 @@ def attack_bundle(
     threads: int | None = None,
     seed: int = 0,
     texts: Sequence[Sequence[int]] = (),
+    backend: str = "cpu",
 ) -> Outcome:
     """Attack until there are so many cases; returns the outcome. texts: as in Campaign. Raises EagleError."""
     started = time.perf_counter()
@@ -220,7 +238,7 @@ def attack_bundle(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EagleWarning)  # of heads that compute what they should not
-        with lying_model(bundle, liar, True, threads) as model:
+        with lying_model(bundle, liar, True, threads, backend) as model:
             campaign = Campaign(model, liars[0], random, texts)
             campaign.run(cases, new_tokens)
             precision = model.manifest.precision["target"]
@@ -253,7 +271,7 @@ def run(args: argparse.Namespace) -> bool:
 def _outcomes(args: argparse.Namespace) -> Iterator[Outcome]:
     share = -(-args.cases // len(args.bundles))
     for number, bundle in enumerate(args.bundles):
-        yield attack_bundle(Path(bundle), share, args.tokens, args.threads, args.seed + number)
+        yield attack_bundle(Path(bundle), share, args.tokens, args.threads, args.seed + number, backend=args.backend)
 
 
 def described(outcome: Outcome) -> str:
@@ -274,6 +292,7 @@ def _parser() -> Parser:
     parser.add_argument("--cases", type=int, default=2000, metavar="N", help="of all bundles together (default 2000)")
     parser.add_argument("--tokens", type=int, default=32, metavar="N", help="new tokens of an answer (default 32)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")
+    parser.add_argument("--backend", choices=("cpu", NATIVE), default="cpu", help="form of the graphs that runs")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts, settings and lies")
     parser.add_argument("--json", action="store_true", help="print one JSON object per bundle")
     return parser
