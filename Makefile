@@ -126,6 +126,7 @@ bench: setup
 
 # Half an hour; needs Debian's qemu-user. Keeps an ARM64 Python in ~/.cache/eagle-edge-arm64, or in EAGLE_ARM64.
 processors: setup
+	@$(BIN)/python -m pip install --quiet --editable ".[wheels]"
 	$(BIN)/pytest -n 2 -m "emulated or not emulated" tests/processors
 
 # Some ten minutes: damaged bundles and caches, killed exports, threads (docs/dev/reliability.md). EAGLE_FAULTS=10 for ten times as many.
