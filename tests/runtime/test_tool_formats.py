@@ -35,12 +35,14 @@ PUBLISHED = {
     "llama3_1": "llama",
     "llama3_2": "llama",
     "ministral3": "mistral-args",
+    "mistral_small3_2": "mistral-ids",
     "mistral_v3_tekken": "mistral",
     "phi4_mini": "phi4-mini",
     "qwen2_5": "hermes",
     "qwen3": "hermes",
     "qwen3_5_think": "qwen3-coder",
     "qwen3_coder": "qwen3-coder",
+    "seed_oss": "seed-oss",
     "smollm3": "smollm3",
     "gemma": "generic",
     "phi_4": "generic",
@@ -105,11 +107,14 @@ def test_prompts_are_what_the_template_writes(name: str, sources: dict[str, tupl
     form = recognised(text.template_source(tools=True))
     chat = [USER, called(**ARGUMENTS), RESULT]
     prompt = chat_prompt(text, chat, ToolUse.of([WEATHER])).text
-    assert any(name in prompt for name in ('"weather"', "'weather'", "type weather =", "<name>weather</name>"))
+    assert any(
+        name in prompt for name in ('"weather"', "'weather'", "type weather =", "<name>weather</name>", "def weather(")
+    )
     written = form.written([("weather", ARGUMENTS)])
     known = "tool_calls" in text.template_source(tools=True)
     cut = written if form.name != "mistral" else written.removesuffix("}]")  # whose template goes on with an id
-    assert re.sub(r'\\"', '"', cut) in re.sub(r'\\"', '"', prompt)
+    ids = re.compile(r'"(id|call_id)": "[0-9a-zA-Z]{9}"|\[(CALL_ID|TOOL_RESULTS)\][0-9a-zA-Z]{9}(?=\[)')
+    assert re.sub(r'\\"', '"', ids.sub("", cut)) in re.sub(r'\\"', '"', ids.sub("", prompt))
     assert RESULT["content"] in prompt.replace('\\"', '"')
     if form.tools_as == "tools" and known:
         read = {**chat[1], "tool_calls": [{**chat[1]["tool_calls"][0], "id": "8c4Cb2xV1"}]}
@@ -118,7 +123,6 @@ def test_prompts_are_what_the_template_writes(name: str, sources: dict[str, tupl
             [USER, read, {**RESULT, "tool_call_id": "8c4Cb2xV1"}], tools=[WEATHER], tokenize=False,
             add_generation_prompt=True,
         )  # fmt: skip
-        ids = re.compile(r'"(id|call_id)": "[0-9a-zA-Z]{9}"')
         assert ids.sub("", prompt) == ids.sub("", wanted)
 
 
@@ -222,6 +226,27 @@ def test_reasoning_before_calls(choice: str) -> None:
     begun = AnswerForm(row, use_of(choice=choice), thinks=True, thinking=True)
     assert model.accepts(begun, f"Hm. <tool_call> or not?\n</think>\n\n{one}")
     assert not model.accepts(begun, one)
+
+
+def test_calls_name_their_ids() -> None:
+    """As Mistral Small 3.2 does: the id of a result is then that of the model's own call."""
+    row = format_named("mistral-ids")
+    model, form = Model(row, False), AnswerForm(row, use_of())
+    reader, _ = model.read(form, "[TOOL_CALLS]clock[CALL_ID]a1B2c3D4e[ARGS]{}")
+    assert [(call.id, call.name, call.arguments) for call in reader.calls] == [("a1B2c3D4e", "clock", "{}")]
+    for wrong in ("a1B2c3D4", "a1B2c3D4e5", "a1B2c3D4-"):
+        assert not model.accepts(form, f"[TOOL_CALLS]clock[CALL_ID]{wrong}[ARGS]{{}}")
+
+
+@pytest.mark.parametrize("name", ["mistral-args", "mistral-ids", "seed-oss"])
+def test_reasoning_in_tags_of_a_family(name: str, sources: dict[str, tuple[Any, Text]]) -> None:
+    row = format_named(name)
+    model, (begin, end) = Model(row, False), row.thought
+    reader, _ = model.read(AnswerForm(row, use_of(), thinks=True), f"{begin}Two < three.{end}{row.written(CALLS[:1])}")
+    assert (reader.reasoning, reader.content, len(reader.calls)) == ("Two < three.", "", 1)
+    for template, thinks in (("ministral3", True), ("seed_oss", True), ("mistral_small3_2", False)):
+        source = sources[template][1].template_source(tools=True)
+        assert recognised(source).reasons(source) is thinks
 
 
 def test_content_with_a_schema_beside_tools() -> None:

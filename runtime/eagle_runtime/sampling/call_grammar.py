@@ -27,8 +27,13 @@ def calls_constraint(form: AnswerForm, specials: Mapping[str, int], content: Map
     before, middle, after = written.call
     rules = {"TEXT": r"/(.|\n)*/"}
     for number, tool in enumerate(use.callable):
-        rules[f"call{number}"] = f"{lit(before + tool.name + middle)} args{number} {lit(after)}"
+        begun = lit(before + tool.name + middle)
+        if written.id_mark:
+            begun = f"{lit(before + tool.name + written.id_mark)} ID {lit(middle)}"
+        rules[f"call{number}"] = f"{begun} args{number} {lit(after)}"
         rules |= argument_rules(f"args{number}", tool, form, lit)
+    if written.id_mark:
+        rules["ID"] = f"/[a-zA-Z0-9]{{{written.id_length}}}/"
     rules["call"] = " | ".join(f"call{number}" for number in range(len(use.callable)))
     rules["calls"] = "call"
     if use.parallel and written.between is not None:

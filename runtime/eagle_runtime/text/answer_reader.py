@@ -65,6 +65,7 @@ class AnswerReader:
         self._open, self._close = (marked(tag) for tag in form.format.thought)
         self._trigger, self._begins = marked(form.format.trigger), [marked(text) for text in form.format.begins]
         self._call = [marked(text) for text in form.format.call]
+        self._id_mark = marked(form.format.id_mark)
         self._between, self._end = marked(form.format.between or ""), marked(form.format.end)
         self._buffer = ""
         self._state = self._reason if form.thinking else self._start if form.thinks else self._answer
@@ -210,14 +211,16 @@ class AnswerReader:
         place = self._buffer.find(middle)
         if place < 0:
             return []
-        name = self._buffer[:place]
+        name, own_id = self._buffer[:place], ""
+        if self._id_mark:
+            name, _, own_id = name.partition(self._id_mark)
         self._go(self._arguments, place + len(middle))
         self._depth, self._quoted, self._escaped = 0, False, False
-        return [self._called(name)]
+        return [self._called(name, own_id)]
 
-    def _called(self, name: str) -> Part:
-        """A call begins."""
-        call = ToolCall("".join(secrets.choice(ALPHABET) for _ in range(ID_LENGTH)), name, "")
+    def _called(self, name: str, own_id: str = "") -> Part:
+        """A call begins. own_id: which the answer gives it, if any."""
+        call = ToolCall(own_id or "".join(secrets.choice(ALPHABET) for _ in range(ID_LENGTH)), name, "")
         self.calls.append(call)
         return Part("call", name, len(self.calls) - 1, call.id)
 

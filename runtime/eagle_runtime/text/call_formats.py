@@ -29,7 +29,8 @@ class CallFormat:
     results: what stands before and after the result of a call in a message of the user; None where the template
     knows messages of role tool. calls_as_text: whether earlier calls are written into the content of their message,
     as for all templates without `tool_calls`; joint: what stands before them there, after text. id_length: of the
-    ids of calls, where the template counts characters. thought: what stands before and after reasoning, in templates
+    ids of calls, where the template counts characters; id_mark: what stands before such an id, which follows a call's
+    name where answers have ids. thought: what stands before and after reasoning, in templates
     that speak of it. channels: of answers that are messages with heads, in which reasoning, text and calls stand;
     the other fields then say how prompts write calls. tagged: of arguments that are not a JSON object but values
     between tags."""
@@ -50,6 +51,7 @@ class CallFormat:
     calls_as_text: bool = False
     joint: str = "\n"
     id_length: int | None = None
+    id_mark: str = ""
     thought: tuple[str, str] = ("<think>", "</think>")
     channels: Channels | None = None
     tagged: TaggedValues | None = None
@@ -66,7 +68,7 @@ class CallFormat:
             return self.channels.markers
         tags = self.tagged
         inner = () if tags is None else (tags.before, tags.middle, tags.close, tags.gap)
-        return (*self.begins, *self.call, self.between or "", self.end, *self.thought, *inner)
+        return (*self.begins, *self.call, self.id_mark, self.between or "", self.end, *self.thought, *inner)
 
     def speaks_in(self, template: str) -> bool:
         """Whether a chat template's source is of the family."""
@@ -82,7 +84,11 @@ class CallFormat:
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
         """Returns the text of calls, each a name and its arguments."""
         before, middle, after = self.call
-        texts = [f"{before}{name}{middle}{self._arguments(args)}{after}" for name, args in calls]
+        ids = [f"{self.id_mark}{number:0{self.id_length}}" if self.id_mark else "" for number in range(len(calls))]
+        texts = [
+            f"{before}{name}{own}{middle}{self._arguments(args)}{after}"
+            for own, (name, args) in zip(ids, calls, strict=True)
+        ]
         return f"{self.begin}{(self.between or '').join(texts)}{self.end}"
 
     def _arguments(self, arguments: Any) -> str:
@@ -173,6 +179,18 @@ QWEN3_CODER = CallFormat(
     end="\n</tool_call>",
     tagged=TaggedValues("<parameter=", ">\n", "\n</parameter>", "\n"),
 )
+# Seed-OSS: the same in tags of its own, each value in one line with its name.
+SEED_OSS = replace(
+    QWEN3_CODER,
+    name="seed-oss",
+    marks=("<seed:tool_call>", "<function=", "<parameter="),
+    trigger="<seed:tool_call>",
+    begin="<seed:tool_call>\n",
+    between="\n</seed:tool_call>\n<seed:tool_call>\n",
+    end="\n</seed:tool_call>",
+    thought=("<seed:think>", "</seed:think>"),
+    tagged=TaggedValues("<parameter=", ">", "</parameter>", "\n"),
+)
 # GLM-4.5 and 4.6: names and values in tags of their own, one a line.
 GLM4_5 = CallFormat(
     name="glm4_5",
@@ -195,7 +213,8 @@ GLM4_7 = replace(  # in one line
     between="</tool_call><tool_call>",
     tagged=TaggedValues("<arg_key>", "</arg_key><arg_value>", "</arg_value>"),
 )
-# Mistral: a list of JSON objects after [TOOL_CALLS], or in templates of version 11 and later names and arguments.
+# Mistral: a list of JSON objects after [TOOL_CALLS]; names, ids and arguments in templates of version 11, such as that
+# of Mistral Small 3.2; later ones have no ids.
 MISTRAL = CallFormat(
     name="mistral",
     marks=("[TOOL_CALLS]", "[AVAILABLE_TOOLS]"),
@@ -205,6 +224,7 @@ MISTRAL = CallFormat(
     between=", ",
     end="]",
     id_length=9,
+    thought=("[THINK]", "[/THINK]"),
 )
 MISTRAL_ARGS = CallFormat(
     name="mistral-args",
@@ -214,7 +234,9 @@ MISTRAL_ARGS = CallFormat(
     call=("", "[ARGS]", ""),
     between="[TOOL_CALLS]",
     id_length=9,
+    thought=("[THINK]", "[/THINK]"),
 )
+MISTRAL_IDS = replace(MISTRAL_ARGS, name="mistral-ids", marks=(*MISTRAL_ARGS.marks, "[CALL_ID]"), id_mark="[CALL_ID]")
 # Phi-4-mini: tools are a field of the system message, calls a list of JSON objects between two tags.
 PHI4_MINI = CallFormat(
     name="phi4-mini",
@@ -271,8 +293,8 @@ HARMONY = CallFormat(
 
 # The first that a template speaks in is its format; the last one takes all.
 FORMATS = (
-    HARMONY, DEEPSEEK, DEEPSEEK_V3_1, MISTRAL_ARGS, MISTRAL, SMOLLM3, PHI4_MINI, QWEN3_CODER, GLM4_5, GLM4_7,
-    HERMES, GRANITE, LLAMA, GEMMA3, GENERIC,
+    HARMONY, DEEPSEEK, DEEPSEEK_V3_1, MISTRAL_IDS, MISTRAL_ARGS, MISTRAL, SMOLLM3, PHI4_MINI, SEED_OSS, QWEN3_CODER,
+    GLM4_5, GLM4_7, HERMES, GRANITE, LLAMA, GEMMA3, GENERIC,
 )  # fmt: skip
 
 

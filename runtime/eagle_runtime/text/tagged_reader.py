@@ -24,9 +24,9 @@ class TaggedReader(AnswerReader):
         self._inside: Callable[[], list[Part]] = self._parameter
         self._split, self._count = Split(), 0
 
-    def _called(self, name: str) -> Part:
+    def _called(self, name: str, own_id: str = "") -> Part:
         self._inside, self._count = self._parameter, 0
-        return super()._called(name)
+        return super()._called(name, own_id)
 
     def _name(self) -> list[Part]:
         if self._call[1]:
