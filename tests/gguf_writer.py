@@ -30,6 +30,8 @@ ARCHITECTURES = {
     "olmo3": "olmo2",
     "hunyuan_v1_dense": "hunyuan-dense",
     "gpt_oss": "gpt-oss",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "glm4_moe": "glm4moe",
 }
 TURNED = ("llama", "smollm3", "granite", "granitemoe", "arcee")
 KINDS = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0", "q5_1": "Q5_1", "mxfp4": "MXFP4"}
@@ -64,7 +66,10 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
     full = rope.get("full_attention", rope)
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    writer.add_block_count(config.num_hidden_layers)
+    further = getattr(config, "num_nextn_predict_layers", 0)
+    writer.add_block_count(config.num_hidden_layers + further)
+    if further:
+        writer.add_nextn_predict_layers(further)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
@@ -91,7 +96,7 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
         writer.add_sliding_window(config.sliding_window)
     if name in ("olmo2", "exaone4") and getattr(config, "sliding_window", None):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
-    if name == "glm4":
+    if name in ("glm4", "glm4moe"):
         writer.add_rope_dimension_count(int(width * full["partial_rotary_factor"]))
     if name == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
@@ -114,6 +119,21 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
     if experts := getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+    if name == "ernie4_5-moe":
+        writer.add_interleave_moe_layer_step(config.moe_layer_interval)
+        writer.add_leading_dense_block_count(config.moe_layer_start_index)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_count(config.moe_num_shared_experts)
+        writer.add_expert_shared_feed_forward_length(config.moe_num_shared_experts * config.moe_intermediate_size)
+    if name == "glm4moe":
+        writer.add_expert_count(config.n_routed_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
     if name == "gpt-oss":
         writer.add_expert_feed_forward_length(config.intermediate_size)
     if name == "qwen3moe":
@@ -147,6 +167,8 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
             values = permuted(values, config.num_key_value_heads)
         if name == "granitemoe":  # by the names of Qwen3-MoE, which the package knows
             full = full.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp")
+        values = values.reshape(-1) if full.endswith("correction_bias") else values
+        full = full.replace("e_score_correction_bias", "e_score_correction.bias")
         base, _, kind = (f"{full}.weight" if full.endswith(".sinks") else full).rpartition(".")
         if ".experts." in base:
             before, _, after = base.partition(".experts.")
@@ -161,6 +183,9 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
         mapped = names.get_name(base)
         assert mapped is not None, full
         out.append((f"{mapped}.{kind}", values))
+    if getattr(config, "num_nextn_predict_layers", 0):  # one of the tensors that the converter writes of such a layer
+        further = np.zeros((config.hidden_size, 2 * config.hidden_size), np.float32)
+        out.append((f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight", further))
     for key, parts in experts.items():
         base, _, kind = key.rpartition(".")
         mapped = names.get_name(base)

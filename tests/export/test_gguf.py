@@ -122,6 +122,28 @@ ROWS = {
     "Mixtral": Row("mixtral", {"num_local_experts": 4, "sliding_window": None}),
     "Qwen3-MoE": Row("qwen3_moe", {**EXPERTS, "moe_intermediate_size": 32, "norm_topk_prob": True}),
     "OLMoE": Row("olmoe", EXPERTS),
+    "ERNIE 4.5, with experts": Row(
+        "ernie4_5_moe",
+        {
+            "head_dim": 32,
+            "moe_num_experts": 4,
+            "moe_k": 2,
+            "moe_intermediate_size": 32,
+            "moe_layer_end_index": 3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "GLM-4.5-Air": Row(
+        "glm4_moe",
+        {
+            "head_dim": 32,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "routed_scaling_factor": 1.5,
+            "num_nextn_predict_layers": 1,
+        },
+    ),
     "gpt-oss": Row(
         "gpt_oss",
         {

@@ -33,6 +33,8 @@ AROUND = {"attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm
 LLAMA_NAMES = {**PROJECTIONS, **MLP, **BEFORE}
 NORMS_AFTER = {**PROJECTIONS, **MLP, **AFTER, **QK_NORMS}
 EXPERTS = {f"ffn_{name}": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")}
+SHARED = {f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")}
+CORRECTED = "exp_probs_b"  # what is added to the shares by which experts are chosen
 MIXTRAL = {
     f"ffn_{name}": f"block_sparse_moe.experts.{{}}.{part}"
     for name, part in zip(("gate", "down", "up"), ("w1", "w2", "w3"), strict=True)
@@ -45,7 +47,7 @@ class Architecture:
     -> what differs in it. turned: whether rows of queries and keys are in llama.cpp's order. norm_added: what the gains
     of norms have in addition to the checkpoint's. partly: whether a part of each head may be rotated alone. experts:
     part of a block -> name of an expert's, with {} for its number. bare: parts of a block whose names in a layer end
-    with them, without "weight"."""
+    with them, without "weight". one_row: parts that are vectors in a file and matrices of one row in a checkpoint."""
 
     model_type: str
     layer: Mapping[str, str]
@@ -55,6 +57,7 @@ class Architecture:
     partly: bool = False
     experts: Mapping[str, str] = field(default_factory=dict)
     bare: tuple[str, ...] = ()
+    one_row: tuple[str, ...] = ()
 
 
 def _biases(file: GgufFile, config: Config) -> Config:
@@ -216,6 +219,34 @@ def _glm4(file: GgufFile, config: Config) -> Config:
     return {**_biases(file, config), **_part_rotated(file, config)}
 
 
+def _ernie_moe(file: GgufFile, config: Config) -> Config:
+    return {
+        "use_bias": "blk.0.attn_q.bias" in file.tensors,
+        "moe_num_experts": file.integer("expert_count"),
+        "moe_k": file.integer("expert_used_count"),
+        "moe_intermediate_size": file.integer("expert_feed_forward_length"),
+        "moe_num_shared_experts": file.count("expert_shared_count"),
+        "moe_layer_start_index": file.count("leading_dense_block_count"),
+        "moe_layer_end_index": config["num_hidden_layers"] - 1,
+        "moe_layer_interval": file.integer("interleave_moe_layer_step", 1),
+    }
+
+
+def _glm4_moe(file: GgufFile, config: Config) -> Config:
+    return {
+        **_glm4(file, config),
+        "num_hidden_layers": config["num_hidden_layers"] - file.count("nextn_predict_layers"),
+        "n_routed_experts": file.integer("expert_count"),
+        "num_experts_per_tok": file.integer("expert_used_count"),
+        "moe_intermediate_size": file.integer("expert_feed_forward_length"),
+        "n_shared_experts": file.integer("expert_shared_count"),
+        "first_k_dense_replace": file.count("leading_dense_block_count"),
+        "routed_scaling_factor": file.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": bool(file.optional("expert_weights_norm")),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+    }
+
+
 def _seed_oss(file: GgufFile, config: Config) -> Config:
     return {**_biases(file, config), "attention_out_bias": "blk.0.attn_output.bias" in file.tensors}
 
@@ -264,6 +295,30 @@ ARCHITECTURES = {
     ),
     "ernie4_5": Architecture(
         "ernie4_5", LLAMA_NAMES, lambda file, config: {"use_bias": "blk.0.attn_q.bias" in file.tensors}
+    ),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe",
+        {**LLAMA_NAMES, **SHARED, "ffn_gate_inp": "mlp.gate", CORRECTED: "mlp.moe_statics.e_score_correction_bias"},
+        _ernie_moe,
+        experts=EXPERTS,
+        bare=(CORRECTED,),
+        one_row=(CORRECTED,),
+    ),
+    "glm4moe": Architecture(
+        "glm4_moe",
+        {
+            **PROJECTIONS,
+            **MLP,
+            **SHARED,
+            "attn_norm": "input_layernorm",
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "mlp.gate",
+            CORRECTED: "mlp.gate.e_score_correction_bias",
+        },
+        _glm4_moe,
+        partly=True,
+        experts=EXPERTS,
+        bare=(CORRECTED,),
     ),
     "hunyuan-dense": Architecture(
         "hunyuan_v1_dense",

@@ -61,15 +61,19 @@ class GgufFile:
             raise ExportError(f"{self.path}: metadata general.architecture is {value!r}, but must be a name; {ADVICE}")
         return value
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """Returns a whole number of the architecture's metadata, 1 or more. Raises ExportError."""
+    def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """Returns a whole number of the architecture's metadata, `least` or more. Raises ExportError."""
         value = self._value(key, default)
-        if type(value) is not int or value < 1:
+        if type(value) is not int or value < least:
             raise ExportError(
                 f"{self.path}: metadata {self.architecture}.{key} is {str(value)[:60]}, but must be one whole number, "
-                "1 or more; such a model is not supported"
+                f"{least} or more; such a model is not supported"
             )
         return value
+
+    def count(self, key: str) -> int:
+        """Returns a number of things that a model may go without, 0 where it is not said. Raises ExportError."""
+        return self.integer(key, 0, 0)
 
     def number(self, key: str, default: float | None = None) -> float:
         """Returns the shortest decimal number of an fp32 in the architecture's metadata. Raises ExportError."""

@@ -118,10 +118,13 @@ def check_kinds(file: GgufFile) -> None:
 
 
 def named_tensors(file: GgufFile, architecture: Architecture, heads: int, kv_heads: int) -> dict[str, GgufTensor]:
-    """Returns the tensors by Hugging Face's names. Raises ExportError for one that the architecture does not have."""
+    """Returns the tensors by Hugging Face's names, without those of layers that predict further tokens, which follow
+    the others. Raises ExportError for one that the architecture does not have."""
     tensors: dict[str, GgufTensor] = {}
+    layers = file.integer("block_count") - file.count("nextn_predict_layers")
     for entry in file.tensors.values():
-        if NOT_WEIGHTS.fullmatch(entry.name):
+        number = re.match(r"blk\.(\d+)\.", entry.name)
+        if NOT_WEIGHTS.fullmatch(entry.name) or (number and int(number[1]) >= layers):
             continue
         for name, tensor in _parts(file, entry, architecture, heads, kv_heads):
             if name in tensors:
@@ -167,6 +170,8 @@ def _parts(
     if part not in architecture.layer or expert is not None:
         raise _unknown(file, entry)
     name = f"{layer}.{architecture.layer[part]}" + ("" if part in architecture.bare else f".{kind}")
+    if part in architecture.one_row:
+        entry = replace(entry, shape=(1, math.prod(entry.shape)))
     tensor = _tensor(entry, name, architecture)
     if architecture.turned and part in ("attn_q", "attn_k"):
         tensor = replace(tensor, heads=heads if part == "attn_q" else kv_heads)
