@@ -112,11 +112,7 @@ static void mix(const Attention& job, float* weights, int64_t rows, const B* val
 
 // The nearest values that fp16 has; beyond its range the largest.
 static void as_in_cache(float* x, int64_t n) {
-  const V least = all(-65504.f), zero = all(0.f);
-  for (int64_t i = 0; i < n; i += 8) {
-    const V above = larger(load(x + i), least);
-    store(x + i, halved(sub(zero, larger(sub(zero, above), least))));
-  }
+  for (int64_t i = 0; i < n; i += 8) store(x + i, halved(at_most(larger(load(x + i), all(-65504.f)), 65504.f)));
 }
 
 // A row of a cache of bytes: x to the nearest of 127 steps up to the largest absolute value, on either side of zero.

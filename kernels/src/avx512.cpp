@@ -1,25 +1,22 @@
 // AVX-512 with VNNI: Intel's servers and laptops since 2019, AMD's processors since Zen 4.
 #if defined(__x86_64__) || defined(_M_X64)
-#include <immintrin.h>
-
-#include <string.h>
-
-#include "kernels.hpp"
 #include "x86.hpp"
-
-#define LANES_AVX2
 
 namespace eagle {
 namespace {
 #include "lanes.hpp"
 #include "rows.inl"
 #include "attention.inl"
-#include "vnni.inl"
+
+constexpr bool SIGNED = false;  // levels of eight bits
+#include "x86.inl"
+#include "dots.inl"
+#include "tile.inl"
 }  // namespace
 
 const Kernels* avx512_kernels() {
-  static const Kernels kernels = {"avx512", 4,       false,   false, MOST_ROWS, before,    quantise,
-                                  product,  prepare, scratch, part,  join,      whole_rows};
+  static const Kernels kernels = {"avx512", false,   TILE_ROWS, before, quantise,  product,
+                                  prepare,  scratch, part,      join,   whole_rows};
   return has_avx512_vnni(features()) ? &kernels : nullptr;
 }
 }  // namespace eagle

@@ -4,6 +4,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define UNROLLED _Pragma("GCC unroll 12")
+#define INLINE inline __attribute__((always_inline))
+
 namespace eagle {
 
 // ---------------------------------------------------------------------------------------------------------- products
@@ -19,10 +22,12 @@ constexpr int64_t META = 48;   // bytes per panel and block: 16 steps in fp16, 1
 
 constexpr int MOST_ROWS = 12;  // of a tile, of any set
 
+// Levels of a panel's block: those of four inputs of column 0, of column 1, ..., then of the next four inputs. Of four
+// bits columns 0 to 7 have the lower half of a byte, and 8 to 15 the upper one.
 struct Weight {
   int64_t inputs, columns, block, blocks, panels;  // K, N, channels per block, blocks per column, panels of columns
   int bits;                                        // 4 or 8
-  uint8_t* levels;                                 // [panels, blocks, block * 16 * bits / 8]: see Kernels::group
+  uint8_t* levels;                                 // [panels, blocks, block * 16 * bits / 8]
   uint8_t* meta;                                   // [panels, blocks, META]
   int64_t panel_bytes() const { return blocks * block * PANEL * bits / 8; }
 };
@@ -38,17 +43,21 @@ struct Before {
   bool any() const { return activation != NONE || norm != nullptr; }
 };
 
-// Rows of activations of one tile, quantised. values: for each group of inputs, that of row 0, of row 1, ...
-struct Rows {
-  const void* values;
-  const float* scales;  // [rows, blocks]
-  const int32_t* sums;  // [rows, blocks], of q over a block
+// A panel of a weight and some rows, quantised, that are multiplied by it.
+struct Tile {
+  const uint8_t *levels, *meta;  // of the panel
+  int64_t block, blocks;         // inputs of a block, blocks
+  const int8_t* x;               // four inputs of row 0, of row 1, ..., then the next four
+  const float* scales;           // [rows, blocks]
+  const int32_t* sums;           // [rows, blocks], minus those of x over a block
+  float* y;                      // [rows, stride], 16 columns of each
+  int64_t stride;
+  const uint8_t* ahead;  // memory that is wanted next, and how far a tile moves on in it for 128 bytes of its levels
+  int64_t step;
 };
-
-// Memory that is wanted next: a tile asks for `1 / tiles` of the bytes that its own levels have, from `at` on.
-struct Ahead {
-  const uint8_t* at;
-  int64_t tiles;
+struct Cursor {  // what a tile reads next
+  const uint8_t *levels, *ahead;
+  const int8_t* x;
 };
 
 // --------------------------------------------------------------------------------------------------------- attention
@@ -93,19 +102,14 @@ struct Attention {
 
 struct Kernels {
   const char* name;
-  int group;           // inputs of a column that are stored together in 8-bit weights: 2 or 4; 4-bit ones have 4
-  bool wide_inputs;    // rows for 8-bit weights are int16, else int8
   bool signed_levels;  // 8-bit levels are stored minus 128
-  int tile_rows;       // rows of a tile at most
+  int tile_rows;       // of a tile, at most
   // activation(x) * up, or x / root(mean(x^2) + epsilon) * norm, of n values, a multiple of 8.
   void (*before)(const Before& step, const float* x, const float* up, int64_t n, float* out);
-  // Quantises a row of `inputs` values to q [blocks * block].
+  // Quantises a row of `inputs` values to q [blocks * block]. sums: minus those of a block's q.
   void (*quantise)(const float* x, int64_t inputs, int64_t block, int64_t blocks, int8_t* q, float* scales,
                    int32_t* sums);
-  // Blocks first .. first + count - 1 of one panel for the rows of a tile: y [rows, stride], 16 columns. Continues
-  // earlier blocks unless first is 0.
-  void (*product)(const Weight& weight, int64_t panel, int64_t first, int64_t count, int rows, Rows x, float* y,
-                  int64_t stride, Ahead ahead);
+  void (*product)(const Tile& tile, int bits, int rows);
   void (*prepare)(const Attention& job, int64_t kv_head);
   size_t (*scratch)(const Attention& job, int64_t rows);  // floats that `group` and `block` need for so many rows
   void (*part)(const Attention& job, int64_t kv_head, int64_t group, float* scratch);

@@ -1,4 +1,9 @@
 // Eight floats at a time. Included once per instruction set, inside its own namespace; every form computes the same bits.
+
+static inline float sum_of_eight(const float* t) {
+  return ((t[0] + t[1]) + (t[2] + t[3])) + ((t[4] + t[5]) + (t[6] + t[7]));
+}
+
 #if defined(LANES_AVX2)
 
 using V = __m256;
@@ -115,7 +120,12 @@ static inline int32_t narrow(const float* x, V factor, int8_t* out) {
 struct V {
   float x[8];
 };
-#define EACH for (int i = 0; i < 8; i++)
+template <class F>
+static inline V each(F number) {  // number(i) for each lane i
+  V r;
+  for (int i = 0; i < 8; i++) r.x[i] = number(i);
+  return r;
+}
 static inline float of_half(uint16_t h) {
   const uint32_t sign = (h & 0x8000u) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
   float value;
@@ -141,102 +151,68 @@ static inline uint16_t to_half(float x) {  // to nearest even
   return static_cast<uint16_t>(sign | ((bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13));
 }
 static inline V load(const float* p) {
-  V r;
-  memcpy(r.x, p, 32);
-  return r;
+  return each([&](int i) { return p[i]; });
 }
 static inline V load(const uint16_t* p) {
-  V r;
-  EACH r.x[i] = of_half(p[i]);
-  return r;
+  return each([&](int i) { return of_half(p[i]); });
 }
 static inline V load(const int8_t* p) {
-  V r;
-  EACH r.x[i] = p[i];
-  return r;
+  return each([&](int i) { return float(p[i]); });
 }
 static inline void store(float* p, V v) { memcpy(p, v.x, 32); }
-static inline void store(uint16_t* p, V v) { EACH p[i] = to_half(v.x[i]); }  // values that fp16 has
+static inline void store(uint16_t* p, V v) {  // values that fp16 has
+  for (int i = 0; i < 8; i++) p[i] = to_half(v.x[i]);
+}
 static inline V halved(V a) {
-  V r;
-  EACH r.x[i] = of_half(to_half(a.x[i]));
-  return r;
+  return each([&](int i) { return of_half(to_half(a.x[i])); });
 }
 static inline V all(float x) {
-  V r;
-  EACH r.x[i] = x;
-  return r;
+  return each([&](int) { return x; });
 }
 static inline V fma(V a, V b, V c) {
-  V r;
-  EACH r.x[i] = __builtin_fmaf(a.x[i], b.x[i], c.x[i]);
-  return r;
+  return each([&](int i) { return __builtin_fmaf(a.x[i], b.x[i], c.x[i]); });
 }
 static inline V add(V a, V b) {
-  V r;
-  EACH r.x[i] = a.x[i] + b.x[i];
-  return r;
+  return each([&](int i) { return a.x[i] + b.x[i]; });
 }
 static inline V sub(V a, V b) {
-  V r;
-  EACH r.x[i] = a.x[i] - b.x[i];
-  return r;
+  return each([&](int i) { return a.x[i] - b.x[i]; });
 }
 static inline V mul(V a, V b) {
-  V r;
-  EACH r.x[i] = a.x[i] * b.x[i];
-  return r;
+  return each([&](int i) { return a.x[i] * b.x[i]; });
 }
 static inline V div(V a, V b) {
-  V r;
-  EACH r.x[i] = a.x[i] / b.x[i];
-  return r;
+  return each([&](int i) { return a.x[i] / b.x[i]; });
 }
 static inline V root(V a) {
-  V r;
-  EACH r.x[i] = __builtin_sqrtf(a.x[i]);
-  return r;
+  return each([&](int i) { return __builtin_sqrtf(a.x[i]); });
 }
 static inline V larger(V a, V b) {
-  V r;
-  EACH r.x[i] = a.x[i] > b.x[i] ? a.x[i] : b.x[i];
-  return r;
+  return each([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; });
 }
 static inline V absolute(V a) {
-  V r;
-  EACH r.x[i] = __builtin_fabsf(a.x[i]);
-  return r;
+  return each([&](int i) { return __builtin_fabsf(a.x[i]); });
 }
 static inline V with_sign(V a, V s) {
-  V r;
-  EACH r.x[i] = __builtin_copysignf(a.x[i], s.x[i]);
-  return r;
+  return each([&](int i) { return __builtin_copysignf(a.x[i], s.x[i]); });
 }
 static inline V at_sign(V x, V p, V n) {
-  V r;
-  EACH r.x[i] = x.x[i] >= 0 ? p.x[i] : n.x[i];
-  return r;
+  return each([&](int i) { return x.x[i] >= 0 ? p.x[i] : n.x[i]; });
 }
 static inline V nearest(V a) {
-  V r;
-  EACH r.x[i] = __builtin_nearbyintf(a.x[i]);
-  return r;
+  return each([&](int i) { return __builtin_nearbyintf(a.x[i]); });
 }
 static inline int32_t whole(float x) { return x >= -1e9f && x <= 1e9f ? static_cast<int32_t>(x) : INT32_MIN; }
 static inline V power2(V n) {
-  V r;
-  EACH {
+  return each([&](int i) {
     const uint32_t bits = static_cast<uint32_t>(whole(n.x[i]) + 127) << 23;
-    memcpy(&r.x[i], &bits, 4);
-  }
-  return r;
+    float power;
+    memcpy(&power, &bits, 4);
+    return power;
+  });
 }
 static inline void four_sums(V a, V b, V c, V d, float* out) {
-  const V* each[4] = {&a, &b, &c, &d};
-  for (int i = 0; i < 4; i++) {
-    const float* t = each[i]->x;
-    out[i] = ((t[0] + t[1]) + (t[2] + t[3])) + ((t[4] + t[5]) + (t[6] + t[7]));
-  }
+  out[0] = sum_of_eight(a.x), out[1] = sum_of_eight(b.x), out[2] = sum_of_eight(c.x), out[3] = sum_of_eight(d.x);
 }
 static inline int32_t narrow(const float* x, V factor, int8_t* out) {
   int32_t total = 0;
@@ -248,7 +224,6 @@ static inline int32_t narrow(const float* x, V factor, int8_t* out) {
   }
   return total;
 }
-#undef EACH
 #endif
 
 // ------------------------------------------------------------------------------------------ the same for all of them
@@ -268,6 +243,10 @@ static inline V exponential(V x) {
   y = fma(y, mul(r, r), add(r, all(1.f)));
   return mul(y, power2(n));
 }
+static inline V at_most(V v, float most) {
+  const V zero = all(0.f);
+  return sub(zero, larger(sub(zero, v), all(-most)));
+}
 static inline float first_of(V v) {
   float t[8];
   store(t, v);
@@ -277,7 +256,7 @@ static inline float exponential(float x) { return first_of(exponential(all(x)));
 static inline float sum_of(V v) {
   float t[8];
   store(t, v);
-  return ((t[0] + t[1]) + (t[2] + t[3])) + ((t[4] + t[5]) + (t[6] + t[7]));
+  return sum_of_eight(t);
 }
 static inline float largest_of(V v) {
   float t[8];
@@ -312,6 +291,6 @@ static void quantise(const float* x, int64_t inputs, int64_t block, int64_t bloc
     const V factor = all(127.f / a);
     int32_t total = 0;
     for (int64_t i = 0; i < block; i += 16) total += narrow(p + i, factor, q + i);
-    sums[b] = total;
+    sums[b] = -total;
   }
 }

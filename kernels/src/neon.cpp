@@ -14,9 +14,9 @@
 
 #define LANES_NEON
 #if defined(__clang__)
-#define WITH_DOTPROD __attribute__((target("dotprod")))
+#define TARGET __attribute__((target("dotprod")))
 #else
-#define WITH_DOTPROD __attribute__((target("arch=armv8.2-a+dotprod")))
+#define TARGET __attribute__((target("arch=armv8.2-a+dotprod")))
 #endif
 
 namespace eagle {
@@ -25,82 +25,54 @@ namespace {
 #include "rows.inl"
 #include "attention.inl"
 
-constexpr int WORDS = PANEL / 4;  // vectors of four columns
-
-// The sums of one block join the fold: f = fma(sum - zero * rows' sum, step * scale, f).
-template <bool SIGNED>
-inline void join_block(const uint8_t* meta, const int32x4_t* sums, float scale, int32_t rows_sum, float32x4_t* f) {
-  const uint8x16_t zeros = vld1q_u8(meta + 32);
-  const int16x8_t low =
-      SIGNED ? vmovl_s8(vreinterpret_s8_u8(vget_low_u8(zeros))) : vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(zeros)));
-  const int16x8_t high =
-      SIGNED ? vmovl_s8(vreinterpret_s8_u8(vget_high_u8(zeros))) : vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(zeros)));
-  const int32x4_t zero[WORDS] = {vmovl_s16(vget_low_s16(low)), vmovl_s16(vget_high_s16(low)),
-                                 vmovl_s16(vget_low_s16(high)), vmovl_s16(vget_high_s16(high))};
-  const V steps[2] = {load(reinterpret_cast<const uint16_t*>(meta)),
-                      load(reinterpret_cast<const uint16_t*>(meta + 16))};
-  const float32x4_t step[WORDS] = {steps[0].a, steps[0].b, steps[1].a, steps[1].b};
-  for (int i = 0; i < WORDS; i++)
-    f[i] = vfmaq_f32(f[i], vcvtq_f32_s32(vmlsq_n_s32(sums[i], zero[i], rows_sum)), vmulq_n_f32(step[i], scale));
+constexpr int TILE_ROWS = 4;
+struct Ints {
+  int32x4_t v[4];
+};
+struct Floats {
+  V a, b;
+};
+INLINE Ints each(const void* four) {
+  int32_t v;
+  memcpy(&v, four, 4);
+  return {vdupq_n_s32(v), vdupq_n_s32(v), vdupq_n_s32(v), vdupq_n_s32(v)};
 }
-
-template <int R, int BITS>
-WITH_DOTPROD __attribute__((noinline)) void tile(const Weight& weight, const uint8_t* levels, const uint8_t* meta,
-                                                 int64_t count, Rows x, float* y, int64_t stride, bool more) {
-  const int8_t* values = static_cast<const int8_t*>(x.values);
-  float32x4_t f[R][WORDS];
-  for (int r = 0; r < R; r++)
-    for (int i = 0; i < WORDS; i++) f[r][i] = more ? vld1q_f32(y + r * stride + 4 * i) : vdupq_n_f32(0);
-  for (int64_t b = 0; b < count; b++, meta += META) {
-    int32x4_t sums[R][WORDS];
-    for (int r = 0; r < R; r++)
-      for (int i = 0; i < WORDS; i++) sums[r][i] = vdupq_n_s32(0);
-    for (int64_t k = 0; k < weight.block; k += 4, levels += 4 * PANEL * BITS / 8, values += 4 * R) {
-      int8x16_t w[WORDS];
-      if (BITS == 4) {
-        const uint8x16_t first = vld1q_u8(levels), second = vld1q_u8(levels + 16), low = vdupq_n_u8(15);
-        w[0] = vreinterpretq_s8_u8(vandq_u8(first, low)), w[1] = vreinterpretq_s8_u8(vandq_u8(second, low));
-        w[2] = vreinterpretq_s8_u8(vshrq_n_u8(first, 4)), w[3] = vreinterpretq_s8_u8(vshrq_n_u8(second, 4));
-      } else {
-        for (int i = 0; i < WORDS; i++) w[i] = vreinterpretq_s8_u8(vld1q_u8(levels + 16 * i));
-      }
-      for (int r = 0; r < R; r++) {
-        int32_t four;
-        memcpy(&four, values + 4 * r, 4);
-        const int8x16_t value = vreinterpretq_s8_s32(vdupq_n_s32(four));
-        for (int i = 0; i < WORDS; i++) sums[r][i] = vdotq_s32(sums[r][i], w[i], value);
-      }
-    }
-    for (int r = 0; r < R; r++)
-      join_block<BITS == 8>(meta, sums[r], x.scales[r * weight.blocks + b], x.sums[r * weight.blocks + b], f[r]);
-  }
-  for (int r = 0; r < R; r++)
-    for (int i = 0; i < WORDS; i++) vst1q_f32(y + r * stride + 4 * i, f[r][i]);
+TARGET INLINE Ints dots(Ints sums, Ints levels, Ints four) {
+  for (int i = 0; i < 4; i++)
+    sums.v[i] = vdotq_s32(sums.v[i], vreinterpretq_s8_s32(levels.v[i]), vreinterpretq_s8_s32(four.v[i]));
+  return sums;
 }
-
+INLINE Ints times(Ints zeros, Ints sum) {
+  for (int i = 0; i < 4; i++) zeros.v[i] = vmulq_s32(zeros.v[i], sum.v[i]);
+  return zeros;
+}
 template <int BITS>
-void any_tile(const Weight& w, int64_t panel, int64_t first, int64_t count, int rows, Rows x, float* y,
-              int64_t stride) {
-  const uint8_t* levels = w.levels + panel * w.panel_bytes() + first * w.block * PANEL * BITS / 8;
-  const uint8_t* meta = w.meta + (panel * w.blocks + first) * META;
-  x.scales += first, x.sums += first;
-  switch (rows) {
-    case 1:
-      return tile<1, BITS>(w, levels, meta, count, x, y, stride, first > 0);
-    case 2:
-      return tile<2, BITS>(w, levels, meta, count, x, y, stride, first > 0);
-    case 3:
-      return tile<3, BITS>(w, levels, meta, count, x, y, stride, first > 0);
-    default:
-      return tile<4, BITS>(w, levels, meta, count, x, y, stride, first > 0);
+INLINE Ints zero_levels(const uint8_t* p) {
+  const int16x8_t middle = vdupq_n_s16(BITS == 8 ? 128 : 0);
+  const int16x8_t a = vsubq_s16(vreinterpretq_s16_u16(vmovl_u8(vld1_u8(p))), middle);
+  const int16x8_t b = vsubq_s16(vreinterpretq_s16_u16(vmovl_u8(vld1_u8(p + 8))), middle);
+  return {vmovl_s16(vget_low_s16(a)), vmovl_s16(vget_high_s16(a)), vmovl_s16(vget_low_s16(b)),
+          vmovl_s16(vget_high_s16(b))};
+}
+template <int BITS>
+INLINE Ints four_levels(const uint8_t* p) {
+  Ints levels;
+  for (int i = 0; i < 4; i++) {
+    const uint8x16_t v = vld1q_u8(p + 16 * (BITS == 8 ? i : i % 2));
+    levels.v[i] = vreinterpretq_s32_u8(BITS == 8 ? v : i < 2 ? vandq_u8(v, vdupq_n_u8(15)) : vshrq_n_u8(v, 4));
   }
+  return levels;
 }
+INLINE Floats steps_of(const uint16_t* p) { return {load(p), load(p + 8)}; }
+INLINE V floats(int32x4_t a, int32x4_t b) { return {vcvtq_f32_s32(a), vcvtq_f32_s32(b)}; }
+INLINE Floats folded(Ints sums, Floats steps, float scale, Floats f) {
+  return {fma(floats(sums.v[0], sums.v[1]), mul(steps.a, all(scale)), f.a),
+          fma(floats(sums.v[2], sums.v[3]), mul(steps.b, all(scale)), f.b)};
+}
+INLINE void write(float* p, Floats v) { store(p, v.a), store(p + 8, v.b); }
 
-void product(const Weight& w, int64_t panel, int64_t first, int64_t count, int rows, Rows x, float* y, int64_t stride,
-             Ahead) {
-  if (w.bits == 4) any_tile<4>(w, panel, first, count, rows, x, y, stride);
-  else any_tile<8>(w, panel, first, count, rows, x, y, stride);
-}
+#include "dots.inl"
+#include "tile.inl"
 
 bool has_dotprod() {
 #if defined(__linux__)
@@ -114,8 +86,8 @@ bool has_dotprod() {
 }  // namespace
 
 const Kernels* neon_kernels() {
-  static const Kernels kernels = {"neon",  4,       false,   true, 4,    before,    quantise,
-                                  product, prepare, scratch, part, join, whole_rows};
+  static const Kernels kernels = {"neon",  true,    TILE_ROWS, before, quantise,  product,
+                                  prepare, scratch, part,      join,   whole_rows};
   return has_dotprod() ? &kernels : nullptr;
 }
 }  // namespace eagle

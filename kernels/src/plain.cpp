@@ -9,40 +9,33 @@ namespace {
 #include "rows.inl"
 #include "attention.inl"
 
-int32_t level_of(const Weight& w, const uint8_t* panel, int64_t k, int64_t column) {
-  if (w.bits == 4) {
-    const uint8_t pair = panel[k / 4 * 32 + column % 8 * 4 + k % 4];
-    return column < 8 ? pair & 15 : pair >> 4;
-  }
-  return panel[k / 4 * 64 + column * 4 + k % 4];
+int32_t level_of(int bits, const uint8_t* levels, int64_t k, int64_t column) {
+  if (bits == 8) return levels[k / 4 * 64 + column * 4 + k % 4];
+  const uint8_t pair = levels[k / 4 * 32 + column % 8 * 4 + k % 4];
+  return column < 8 ? pair & 15 : pair >> 4;
 }
 
-void product(const Weight& w, int64_t panel, int64_t first, int64_t count, int rows, Rows x, float* y, int64_t stride,
-             Ahead) {
-  const uint8_t* levels = w.levels + panel * w.panel_bytes();
-  const uint8_t* meta = w.meta + (panel * w.blocks + first) * META;
-  const int8_t* values = static_cast<const int8_t*>(x.values);
+void product(const Tile& t, int bits, int rows) {
   for (int r = 0; r < rows; r++)
     for (int64_t c = 0; c < PANEL; c++) {
-      float sum = first ? y[r * stride + c] : 0.f;
-      for (int64_t b = first; b < first + count; b++) {
-        const uint8_t* m = meta + (b - first) * META;
-        int32_t total = 0;
-        for (int64_t k = b * w.block; k < (b + 1) * w.block; k++)
-          total += level_of(w, levels, k, c) * values[((k - first * w.block) / 4 * rows + r) * 4 + k % 4];
-        total -= m[32 + c] * x.sums[r * w.blocks + b];
+      float y = 0;
+      for (int64_t b = 0; b < t.blocks; b++) {
+        const uint8_t* meta = t.meta + b * META;
+        int32_t sum = meta[32 + c] * t.sums[r * t.blocks + b];
+        for (int64_t k = b * t.block; k < (b + 1) * t.block; k++)
+          sum += level_of(bits, t.levels, k, c) * t.x[(k / 4 * rows + r) * 4 + k % 4];
         uint16_t step;
-        memcpy(&step, m + 2 * c, 2);
-        sum = __builtin_fmaf(static_cast<float>(total), of_half(step) * x.scales[r * w.blocks + b], sum);
+        memcpy(&step, meta + 2 * c, 2);
+        y = __builtin_fmaf(static_cast<float>(sum), of_half(step) * t.scales[r * t.blocks + b], y);
       }
-      y[r * stride + c] = sum;
+      t.y[r * t.stride + c] = y;
     }
 }
 }  // namespace
 
 const Kernels* plain_kernels() {
-  static const Kernels kernels = {"plain", 4,       false,   false, 4,    before,    quantise,
-                                  product, prepare, scratch, part,  join, whole_rows};
+  static const Kernels kernels = {"plain", false,   4,    before, quantise,  product,
+                                  prepare, scratch, part, join,   whole_rows};
   return &kernels;
 }
 }  // namespace eagle

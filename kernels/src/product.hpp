@@ -25,14 +25,13 @@ struct Product {
   }
 };
 
-// Rows quantised for one size of blocks and one layout, tile by tile.
+// Rows quantised for one size of blocks, tile by tile.
 struct Input {
   int64_t block = 0, blocks = 0;
-  bool wide = false;
-  uint8_t* values = nullptr;  // [rows, blocks * block], tile by tile
+  int8_t* values = nullptr;  // [rows, blocks * block], tile by tile
   float* scales = nullptr;
   int32_t* sums = nullptr;
-  int64_t row_bytes() const { return blocks * block * (wide ? 2 : 1); }
+  int64_t row_bytes() const { return blocks * block; }
 };
 
 struct Work {  // of one pass

@@ -14,10 +14,9 @@ static inline V gelu(V x) {  // 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))
 // See Kernels::before. n is a multiple of 8.
 static void before(const Before& step, const float* x, const float* up, int64_t n, float* out) {
   if (step.activation == BOUNDED) {
-    const V zero = all(0.f), least = all(-step.limit);
-    auto at_most = [&](V v) { return sub(zero, larger(sub(zero, v), least)); };
     for (int64_t i = 0; i < n; i += 8) {
-      const V v = at_most(load(x + i)), other = larger(at_most(load(up + i)), least);
+      const V v = at_most(load(x + i), step.limit);
+      const V other = larger(at_most(load(up + i), step.limit), all(-step.limit));
       store(out + i, mul(add(other, all(1.f)), mul(v, sigmoid(mul(v, all(step.alpha))))));
     }
     return;

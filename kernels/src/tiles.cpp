@@ -5,35 +5,19 @@
 
 namespace eagle {
 namespace {
-constexpr int64_t EARLY = 4096;           // bytes of weights between those that are read and those that are fetched
-constexpr int64_t CHUNK = 256;            // inputs of a row that one thread quantises: blocks have no more
-constexpr int64_t INPUTS_AT_ONCE = 1024;  // whose levels of one panel stay in the first cache while rows change
+constexpr int64_t EARLY = 4096;  // bytes of weights between those that are read and those that are fetched
+constexpr int64_t CHUNK = 256;   // inputs of a row that one thread quantises: blocks have no more
 
-struct Tile {
-  int64_t first;  // row
+struct Part {  // of the rows: those of a tile
+  int64_t first;
   int rows;
 };
 
 int64_t tiles_of(int64_t rows, const Kernels& kernels) { return (rows + kernels.tile_rows - 1) / kernels.tile_rows; }
 
-// Tile `number` of `tiles` over so many rows: as many as fit, but the last two share theirs evenly.
-Tile tile_at(int64_t number, int64_t tiles, int64_t rows, int most) {
-  if (number + 2 < tiles) return {number * most, most};
-  if (tiles == 1) return {0, static_cast<int>(rows)};
-  const int64_t first = (tiles - 2) * most, half = (rows - first + 1) / 2;
-  if (number + 1 < tiles) return {first, static_cast<int>(half)};
-  return {first + half, static_cast<int>(rows - first - half)};
-}
-
-void interleave(const int8_t* row, int64_t n, int rows, int r, uint8_t* tile, bool wide) {
-  if (!wide) {
-    for (int64_t k = 0; k < n; k += 4) memcpy(tile + (k / 4 * rows + r) * 4, row + k, 4);
-    return;
-  }
-  for (int64_t k = 0; k < n; k += 2) {
-    const int16_t pair[2] = {row[k], row[k + 1]};
-    memcpy(tile + (k / 2 * rows + r) * 4, pair, 4);
-  }
+Part rows_of(int64_t tile, int64_t tiles, int64_t rows) {
+  const int64_t first = rows * tile / tiles;
+  return {first, static_cast<int>(rows * (tile + 1) / tiles - first)};
 }
 
 // Quantises inputs first .. last - 1 of n rows from row t on, which make one tile. first: a multiple of CHUNK. work: K
@@ -42,7 +26,7 @@ void read_tile(const Work& all, int64_t t, int n, const Input& in, int64_t first
   const Product& p = *all.product;
   const int64_t channels = p.weights[0].inputs, count = last - first, blocks = (count + in.block - 1) / in.block;
   int8_t* bytes = reinterpret_cast<int8_t*>(work + channels);
-  uint8_t* tile = in.values + t * in.row_bytes() + first * n * (in.wide ? 2 : 1);
+  int8_t* tile = in.values + t * in.row_bytes() + first * n;
   for (int r = 0; r < n; r++) {
     const int64_t at = (t + r) * in.blocks + first / in.block;
     const int64_t from = (all.which == nullptr ? t + r : all.which[t + r]) * channels + first;
@@ -52,39 +36,40 @@ void read_tile(const Work& all, int64_t t, int n, const Input& in, int64_t first
       row = work;
     }
     p.kernels->quantise(row, count, in.block, blocks, bytes, in.scales + at, in.sums + at);
-    interleave(bytes, blocks * in.block, n, r, tile, in.wide);
+    for (int64_t k = 0; k < blocks * in.block; k += 4) memcpy(tile + k * n + r * 4, bytes + k, 4);
   }
 }
 
 // Panels first .. last - 1 of one weight for all rows. bias: [N] to add, or null; added: [rows, N] to add then, or null.
 void panels(const Kernels& kernels, const Weight& w, const Input& in, int64_t rows, int64_t first, int64_t last,
             const float* bias, const float* added, float* y) {
-  const int64_t tiles = tiles_of(rows, kernels), some = tiles == 1 ? w.blocks : INPUTS_AT_ONCE / w.block;
-  const int64_t block_bytes = w.block * PANEL * w.bits / 8, unit = w.block * (in.wide ? 2 : 1);
+  const int64_t tiles = tiles_of(rows, kernels), bytes = w.panel_bytes();
   float edge[MOST_ROWS * PANEL];
   for (int64_t panel = first; panel < last; panel++) {
-    const int64_t column = panel * PANEL, left = w.columns - column;
-    const uint8_t* levels = w.levels + panel * w.panel_bytes();
-    for (int64_t b = 0; b < w.blocks; b += some) {
-      const int64_t count = b + some < w.blocks ? some : w.blocks - b, bytes = count * block_bytes;
-      const uint8_t* here = levels + b * block_bytes;
-      for (int64_t tile = 0; tile < tiles; tile++) {
-        const auto [t, n] = tile_at(tile, tiles, rows, kernels.tile_rows);
-        const Ahead ahead = {here + (tiles == 1 ? EARLY : bytes + bytes * tile / tiles), tiles};
-        const Rows x = {in.values + t * in.row_bytes() + b * unit * n, in.scales + t * in.blocks,
-                        in.sums + t * in.blocks};
-        float* out = y + t * w.columns + column;
-        if (left >= PANEL) kernels.product(w, panel, b, count, n, x, out, w.columns, ahead);
-        else {
-          for (int r = 0; r < n && b; r++) memcpy(edge + r * PANEL, out + r * w.columns, size_t(left) * 4);
-          kernels.product(w, panel, b, count, n, x, edge, PANEL, ahead);
-          for (int r = 0; r < n; r++) memcpy(out + r * w.columns, edge + r * PANEL, size_t(left) * 4);
-        }
-        const int64_t real = b + count < w.blocks ? 0 : left < PANEL ? left : PANEL;  // columns that are complete
-        for (int r = 0; r < n && real && bias != nullptr; r++)
-          for (int64_t c = 0; c < real; c++) out[r * w.columns + c] += bias[column + c];
-        for (int r = 0; r < n && real && added != nullptr; r++)
-          for (int64_t c = 0; c < real; c++) out[r * w.columns + c] += added[(t + r) * w.columns + column + c];
+    const int64_t column = panel * PANEL;
+    const bool whole = column + PANEL <= w.columns;
+    const int64_t real = whole ? PANEL : w.columns - column;
+    const uint8_t *levels = w.levels + panel * bytes, *meta = w.meta + panel * w.blocks * META;
+    for (int64_t tile = 0; tile < tiles; tile++) {
+      const auto [t, n] = rows_of(tile, tiles, rows);
+      float* out = y + t * w.columns + column;
+      const uint8_t* ahead = levels + (tiles == 1 ? EARLY : bytes + bytes * tile / tiles);
+      const Tile job = {levels,
+                        meta,
+                        w.block,
+                        w.blocks,
+                        in.values + t * in.row_bytes(),
+                        in.scales + t * in.blocks,
+                        in.sums + t * in.blocks,
+                        whole ? out : edge,
+                        whole ? w.columns : PANEL,
+                        ahead,
+                        128 / tiles};
+      kernels.product(job, w.bits, n);
+      for (int r = 0; r < n; r++, out += w.columns) {
+        if (!whole) memcpy(out, edge + r * PANEL, static_cast<size_t>(real) * 4);
+        for (int64_t c = 0; c < real && bias != nullptr; c++) out[c] += bias[column + c];
+        for (int64_t c = 0; c < real && added != nullptr; c++) out[c] += added[(t + r) * w.columns + column + c];
       }
     }
   }
@@ -96,7 +81,7 @@ void read_tiles(const void* work, int64_t from, int64_t to, uint8_t* scratch) {
   const Work& w = *static_cast<const Work*>(work);
   const int64_t channels = w.product->weights[0].inputs, tiles = tiles_of(w.rows, *w.product->kernels);
   for (int64_t piece = from; piece < to; piece++) {
-    const Tile tile = tile_at(piece / w.chunks, tiles, w.rows, w.product->kernels->tile_rows);
+    const Part tile = rows_of(piece / w.chunks, tiles, w.rows);
     const int64_t begin = piece % w.chunks * CHUNK;
     const int64_t end = w.chunks == 1 || begin + CHUNK > channels ? channels : begin + CHUNK;
     for (int i = 0; i < w.count; i++)
@@ -122,14 +107,13 @@ size_t find_inputs(Work* work, Pass* pass) {
   size_t needed = 0;
   for (int i = 0; i < p.count; i++) {
     const Weight& w = p.weights[i];
-    const bool wide = w.bits == 8 && p.kernels->wide_inputs;
     int n = 0;
-    while (n < work->count && !(work->inputs[n].block == w.block && work->inputs[n].wide == wide)) n++;
+    while (n < work->count && work->inputs[n].block != w.block) n++;
     work->reads[i] = n;
     work->total += w.panels;
     if (n < work->count) continue;
     Input& in = work->inputs[work->count++];
-    in.block = w.block, in.blocks = w.blocks, in.wide = wide;
+    in.block = w.block, in.blocks = w.blocks;
     needed += rounded(size_t(work->rows * in.row_bytes())) + 2 * rounded(size_t(work->rows * in.blocks) * 4);
     pass->needs(size_t(w.inputs * 4 + in.blocks * in.block));
   }
@@ -142,7 +126,7 @@ uint8_t* place_inputs(Work* work, uint8_t* at) {
   for (int i = 0; i < work->count; i++) {
     Input& in = work->inputs[i];
     const size_t each = rounded(size_t(work->rows * in.blocks) * 4);
-    in.values = at;
+    in.values = reinterpret_cast<int8_t*>(at);
     in.scales = reinterpret_cast<float*>(at + rounded(size_t(work->rows * in.row_bytes())));
     in.sums = reinterpret_cast<int32_t*>(reinterpret_cast<uint8_t*>(in.scales) + each);
     at = reinterpret_cast<uint8_t*>(in.sums) + each;

@@ -28,12 +28,10 @@ void read_block(const ort::Tensor& levels, const Weight& w, int64_t n, int64_t b
 void pack(const Kernels& kernels, const ort::Tensor& levels, const ort::Tensor& steps, const ort::Tensor& zeros,
           int64_t first, Weight* weight) {
   Weight& w = *weight;
-  const uint8_t flip = w.bits == 8 && kernels.signed_levels ? 128 : 0;
-  const int64_t group = w.bits == 4 ? 4 : kernels.group, bytes = w.block * PANEL * w.bits / 8;
-  uint8_t columns[PANEL][256];
+  const uint8_t flip = kernels.signed_levels ? 128 : 0;
+  uint8_t columns[PANEL][256], *out = w.levels;
   for (int64_t panel = 0; panel < w.panels; panel++)
     for (int64_t b = 0; b < w.blocks; b++) {
-      uint8_t* out = w.levels + panel * w.panel_bytes() + b * bytes;
       uint8_t* meta = w.meta + (panel * w.blocks + b) * META;
       for (int64_t c = 0; c < PANEL; c++) {
         const int64_t column = panel * PANEL + c, n = first + column;
@@ -41,19 +39,14 @@ void pack(const Kernels& kernels, const ort::Tensor& levels, const ort::Tensor& 
         uint16_t step = 0;
         if (real) memcpy(&step, static_cast<const uint8_t*>(steps.data) + 2 * (n * w.blocks + b), 2);
         memcpy(meta + 2 * c, &step, 2);
-        meta[32 + c] = real ? zero_of(zeros, w, n, b) ^ flip : 0;
+        meta[32 + c] = real ? zero_of(zeros, w, n, b) : 0;
         if (real) read_block(levels, w, n, b, columns[c]);
         else memset(columns[c], 0, sizeof columns[c]);
       }
-      if (w.bits == 4)
-        for (int64_t k = 0; k < w.block; k += 4)
-          for (int64_t c = 0; c < 8; c++)
-            for (int64_t i = 0; i < 4; i++)
-              *out++ = static_cast<uint8_t>(columns[c][k + i] | columns[c + 8][k + i] << 4);
-      else
-        for (int64_t k = 0; k < w.block; k += group)
-          for (int64_t c = 0; c < PANEL; c++)
-            for (int64_t i = 0; i < group; i++) *out++ = columns[c][k + i] ^ flip;
+      for (int64_t k = 0; k < w.block; k += 4)
+        for (int64_t c = 0; c < (w.bits == 4 ? PANEL / 2 : PANEL); c++)
+          for (int64_t i = k; i < k + 4; i++)
+            *out++ = w.bits == 8 ? columns[c][i] ^ flip : static_cast<uint8_t>(columns[c][i] | columns[c + 8][i] << 4);
     }
 }
 }  // namespace

@@ -3,9 +3,12 @@
 #pragma once
 #include <cpuid.h>
 #include <immintrin.h>
+#include <string.h>
 
-#define UNROLLED _Pragma("GCC unroll 8")
-#define INLINE inline __attribute__((always_inline))
+#include "kernels.hpp"
+
+#define LANES_AVX2
+#define TARGET  // files have it
 
 namespace eagle {
 struct Features {
