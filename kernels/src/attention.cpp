@@ -398,7 +398,7 @@ constexpr ort::CustomOp OPERATOR =
     });
 }  // namespace
 
-const Kind ATTENTION = {10, [](int) { return true; }, create_kind<Heads, read>, destroy_kind<Heads>, plan};
+const Kind ATTENTION = {10, [](int) { return true; }, create_kind<Heads, read>, plan};
 
 const ort::CustomOp* attention_operator() { return &OPERATOR; }
 }  // namespace eagle

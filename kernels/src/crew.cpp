@@ -42,7 +42,7 @@ class Crew {
   // Helps until all phases are done. A thread without memory of its own leaves the work to others; the first has some.
   void help() {
     if (ended()) return;
-    Buffer own;
+    Memory own(Use::PASS);
     uint8_t* scratch = mine_;
     if (__atomic_fetch_add(&threads_, 1, __ATOMIC_RELAXED) > 0 && (scratch = own.get(scratch_)) == nullptr) return;
     for (int64_t p; (p = open()) < count_;) {

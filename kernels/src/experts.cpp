@@ -26,10 +26,6 @@ struct Expert {
 struct Experts {
   int64_t count = 0, hidden = 0, width = 0;
   Expert* each = nullptr;
-  ~Experts() {
-    for (int64_t e = 0; e < count; e++) each[e].~Expert();
-    free(each);
-  }
 };
 
 ort::Status read(const Source& source, Experts* all) {
@@ -48,14 +44,13 @@ ort::Status read(const Source& source, Experts* all) {
   size_t given = 0;
   RETURN_IF_ERROR(ort::call(ort::INFO_INPUT_COUNT, source.info, &given));
   if (size_t(first + (biases ? 12 : 9) * count) > given) return ort::error("RowExactExperts: weights are missing");
-  all->each = static_cast<Expert*>(malloc(size_t(count) * sizeof(Expert)));
+  all->each = source.memory->make<Expert>(size_t(count));
   if (all->each == nullptr) return ort::error(NO_MEMORY);
-  all->hidden = hidden, all->width = width;
+  all->count = count, all->hidden = hidden, all->width = width;
   const Kernels& kernels = chosen();
   const int64_t* grid = static_cast<const int64_t*>(grids.data);
   for (int64_t e = 0; e < count; e++) {
-    Expert& expert = *new (all->each + e) Expert();
-    all->count = e + 1;
+    Expert& expert = all->each[e];
     expert.in.kernels = expert.out.kernels = &kernels;
     expert.in.count = 2, expert.out.count = 1;
     expert.out.before = gates;
@@ -67,13 +62,13 @@ ort::Status read(const Source& source, Experts* all) {
         if (parts[part]->data == nullptr) return ort::error("RowExactExperts: a weight is empty");
       }
       Weight* weight = i < 2 ? &expert.in.weights[i] : &expert.out.weights[0];
-      RETURN_IF_ERROR(
-          read_weight(stored, grid[0], grid[1], 0, i < 2 ? hidden : width, i < 2 ? width : hidden, kernels, weight));
+      RETURN_IF_ERROR(read_weight(stored, grid[0], grid[1], 0, i < 2 ? hidden : width, i < 2 ? width : hidden, kernels,
+                                  source.weights, weight));
       if (biases == 0) continue;
       ort::Tensor bias;
       RETURN_IF_ERROR(ort::constant(source.info, size_t(first + 9 * count + 3 * e + i), &bias));
       if (bias.data == nullptr) return ort::error("RowExactExperts: a bias is empty");
-      RETURN_IF_ERROR(copy_numbers(bias, weight->columns, "RowExactExperts: a bias has another shape or type",
+      RETURN_IF_ERROR(copy_numbers(source, bias, weight->columns, "RowExactExperts: a bias has another shape or type",
                                    i < 2 ? &expert.in.biases[i] : &expert.out.biases[0]));
     }
   }
@@ -237,5 +232,5 @@ ort::Status plan(const void* what, Pass* pass) {
 }
 }  // namespace
 
-const Kind EXPERTS = {INPUTS, [](int i) { return i < GRIDS; }, create_kind<Experts, read>, destroy_kind<Experts>, plan};
+const Kind EXPERTS = {INPUTS, [](int i) { return i < GRIDS; }, create_kind<Experts, read>, plan};
 }  // namespace eagle

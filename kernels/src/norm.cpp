@@ -17,9 +17,7 @@ constexpr int64_t MANY = 8192;                     // values that are worth seve
 struct Norm {
   const Kernels* kernels = nullptr;
   Before before;
-  float* factors = nullptr;  // before.norm
   int64_t width = 0;
-  ~Norm() { release(factors); }
 };
 
 ort::Status read(const Source& source, Norm* p) {
@@ -29,11 +27,8 @@ ort::Status read(const Source& source, Norm* p) {
   if (!factors.is(ort::FLOAT, 1) || p->width < 1 || p->width % 8 || !source.attribute("epsilon", &p->before.epsilon) ||
       !(p->before.epsilon >= 0))
     return ort::error("RowExactNorm: factors are not fp32 of a multiple of 8, or epsilon is missing");
-  p->factors = reinterpret_cast<float*>(allocate(static_cast<size_t>(p->width) * 4));
-  if (p->factors == nullptr) return ort::error(NO_MEMORY);
-  memcpy(p->factors, factors.data, static_cast<size_t>(p->width) * 4);
-  p->before.norm = p->factors, p->kernels = &chosen();
-  return nullptr;
+  p->kernels = &chosen();
+  return source.copy(factors, &p->before.norm);
 }
 
 struct Work {  // of one pass
@@ -70,7 +65,7 @@ constexpr ort::CustomOp OPERATOR = declaration<DECLARED>(
     [](const ort::CustomOp*, const void*, const void* info, void** kernel) { return create_one(NORMS, info, kernel); });
 }  // namespace
 
-const Kind NORMS = {INPUTS, [](int i) { return i != FACTORS; }, create_kind<Norm, read>, destroy_kind<Norm>, plan};
+const Kind NORMS = {INPUTS, [](int i) { return i != FACTORS; }, create_kind<Norm, read>, plan};
 
 const ort::CustomOp* norm_operator() { return &OPERATOR; }
 }  // namespace eagle

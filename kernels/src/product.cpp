@@ -39,23 +39,22 @@ ort::Status read_weight_of(const Source& source, int index, int64_t inputs, cons
   RETURN_IF_ERROR(source.constant(3 * index + 1, &stored.levels));
   RETURN_IF_ERROR(source.constant(3 * index + 2, &stored.steps));
   source.constant_if_given(3 * index + 3, &stored.zeros);
-  return read_weight(stored, bits, block, first, inputs, columns, kernels, w);
+  return read_weight(stored, bits, block, first, inputs, columns, kernels, source.weights, w);
 }
 
-ort::Status read_numbers(const Source& source, int input, int64_t count, const char* message, float** out) {
+ort::Status read_numbers(const Source& source, int input, int64_t count, const char* message, const float** out) {
   ort::Tensor numbers;
   source.constant_if_given(input, &numbers);
-  return copy_numbers(numbers, count, message, out);
+  return copy_numbers(source, numbers, count, message, out);
 }
 
 ort::Status read_before(const Source& source, int64_t channels, Product* p) {
   if (!read_activation(source, &p->before))
     return ort::error("RowExactMatMul: activation, alpha or limit have a value that is not known");
   constexpr const char* UNSOUND = "RowExactMatMul: norm, epsilon or activation do not fit each other or K";
-  RETURN_IF_ERROR(read_numbers(source, NORM, channels, UNSOUND, &p->norm));
-  p->before.norm = p->norm;
-  const bool sound = p->norm == nullptr || (source.attribute("epsilon", &p->before.epsilon) && p->before.epsilon >= 0 &&
-                                            p->before.activation == NONE);
+  RETURN_IF_ERROR(read_numbers(source, NORM, channels, UNSOUND, &p->before.norm));
+  const bool sound = p->before.norm == nullptr || (source.attribute("epsilon", &p->before.epsilon) &&
+                                                   p->before.epsilon >= 0 && p->before.activation == NONE);
   return !sound || (p->before.any() && channels % 8) ? ort::error(UNSOUND) : nullptr;
 }
 
@@ -135,8 +134,7 @@ bool read_activation(const Source& source, Before* before) {
   return activation >= NONE && activation < BOUNDED;
 }
 
-const Kind PRODUCT = {INPUTS, [](int i) { return i == 0 || i == UP || i == ADDED; }, create_kind<Product, read>,
-                      destroy_kind<Product>, plan};
+const Kind PRODUCT = {INPUTS, [](int i) { return i == 0 || i == UP || i == ADDED; }, create_kind<Product, read>, plan};
 
 const ort::CustomOp* product_operator() { return &OPERATOR; }
 }  // namespace eagle

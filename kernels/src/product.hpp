@@ -1,6 +1,5 @@
 // Products of one input and up to three weights: what a node holds of them, and what a pass computes.
 #pragma once
-#include "arena.hpp"
 #include "kernels.hpp"
 #include "steps.hpp"
 
@@ -15,14 +14,8 @@ struct Product {
   int count = 0;
   const Kernels* kernels = nullptr;
   Before before;
-  float* norm = nullptr;  // before.norm
   Weight weights[MOST] = {};
-  float* biases[MOST] = {};
-  ~Product() {
-    for (Weight& w : weights) release_weights(w.levels), release_weights(w.meta);
-    for (float* bias : biases) release(bias);
-    release(norm);
-  }
+  const float* biases[MOST] = {};
 };
 
 // Rows quantised for one size of blocks, tile by tile.
@@ -49,8 +42,9 @@ struct Work {  // of one pass
 // Reads the attributes activation, alpha and limit. Returns whether they have values that are known.
 bool read_activation(const Source& source, Before* before);
 
-// A copy of `count` fp32 numbers; null where there are none.
-ort::Status copy_numbers(const ort::Tensor& numbers, int64_t count, const char* message, float** out);
+// A copy of `count` fp32 numbers that lasts as long as the node; null where there are none.
+ort::Status copy_numbers(const Source& source, const ort::Tensor& numbers, int64_t count, const char* message,
+                         const float** out);
 
 // A weight as it is stored, in the layout of ONNX Runtime's MatMulNBits. zeros: without data, all are the middle one.
 struct Stored {
@@ -59,7 +53,7 @@ struct Stored {
 
 // Packs columns first .. first + columns - 1.
 ort::Status read_weight(const Stored& stored, int64_t bits, int64_t block, int64_t first, int64_t inputs,
-                        int64_t columns, const Kernels& kernels, Weight* weight);
+                        int64_t columns, const Kernels& kernels, Memory* memory, Weight* weight);
 
 // Finds which inputs the weights read, and counts panels and chunks. Returns the bytes that the inputs take.
 size_t find_inputs(Work* work, Pass* pass);

@@ -77,7 +77,7 @@ constexpr ort::CustomOp OPERATOR =
     });
 }  // namespace
 
-const Kind SINCOS = {1, [](int) { return true; }, create_kind<SinCos, read>, destroy_kind<SinCos>, plan};
+const Kind SINCOS = {1, [](int) { return true; }, create_kind<SinCos, read>, plan};
 
 const ort::CustomOp* sincos_operator() { return &OPERATOR; }
 }  // namespace eagle

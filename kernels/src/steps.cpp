@@ -12,6 +12,8 @@
 //   attributes  those of step i with the prefix "s<i>_"
 #include "steps.hpp"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "operators.hpp"
@@ -20,6 +22,7 @@ namespace eagle {
 namespace {
 constexpr int64_t PLAN_WIDTH = 1 + STEP_INPUTS + STEP_OUTPUTS, MOST_STEPS = 4096, MOST_NODE_INPUTS = 1 << 17;
 constexpr int WITHOUT_BIASES = 13;  // inputs of a step
+constexpr size_t NAME = 40;         // bytes of an attribute's name
 constexpr int64_t KIND_COUNT = 5;
 const Kind* const KINDS[KIND_COUNT] = {&PRODUCT, &ATTENTION, &NORMS, &EXPERTS, &SINCOS};
 
@@ -29,18 +32,12 @@ struct Steps {
   Step* steps = nullptr;
   int64_t* inputs = nullptr;   // [given]: the node's number of it
   int64_t* outputs = nullptr;  // [3 * count]: the node's number of an output; negative: -1 - its place
-  void* kept = nullptr;        // memory between passes
-  ~Steps() {
-    release(kept);
-    for (int64_t i = 0; i < count && steps != nullptr; i++)
-      if (steps[i].what != nullptr) steps[i].kind->destroy(steps[i].what);
-    free(steps), free(inputs), free(outputs);
-  }
+  Memory memory{Use::NODE}, weights{Use::WEIGHTS};
   int64_t values() const { return given + count * STEP_OUTPUTS; }
   bool make_room(int64_t steps_count, int64_t most_inputs) {
-    steps = static_cast<Step*>(calloc(size_t(steps_count), sizeof(Step)));
-    inputs = static_cast<int64_t*>(calloc(size_t(most_inputs), sizeof(int64_t)));
-    outputs = static_cast<int64_t*>(calloc(size_t(steps_count * STEP_OUTPUTS), sizeof(int64_t)));
+    steps = memory.get_zeros<Step>(size_t(steps_count));
+    inputs = memory.get_zeros<int64_t>(size_t(most_inputs));
+    outputs = memory.get_zeros<int64_t>(size_t(steps_count * STEP_OUTPUTS));
     count = steps_count;
     return steps != nullptr && inputs != nullptr && outputs != nullptr;
   }
@@ -78,7 +75,7 @@ ort::Status read_plan(const void* info, const ort::Tensor& plan, int64_t node_in
   const int64_t *rows = static_cast<const int64_t*>(plan.data), width = plan.dims[1];
   const int known_inputs = static_cast<int>(width - 1 - STEP_OUTPUTS);
   const int64_t n = all->count * STEP_OUTPUTS;
-  Memory memory;
+  Memory memory(Use::PASS);
   bool* given = memory.get_zeros<bool>(size_t(node_outputs) + 1);
   if (given == nullptr) return ort::error(NO_MEMORY);
   // Numbers of outputs of steps follow those of inputs, which are counted first.
@@ -117,7 +114,7 @@ ort::Status read_plan(const void* info, const ort::Tensor& plan, int64_t node_in
       step.out[i] = has ? all->given + s * STEP_OUTPUTS + i : -1;
       outputs += has;
     }
-    const Source source{info, s, rows + s * width + 1, outputs, known_inputs};
+    const Source source{info, s, rows + s * width + 1, outputs, known_inputs, &all->memory, &all->weights};
     RETURN_IF_ERROR(step.kind->create(source, &step.what));
   }
   for (int64_t v = 0; v < n; v++)
@@ -139,8 +136,20 @@ ort::Status read_steps(const void* info, Steps* all) {
   return read_plan(info, plan, int64_t(inputs), int64_t(outputs), all);
 }
 
+// Makes a kernel of the steps that `read` fills.
+template <class Read>
+ort::Status create_steps(void** kernel, Read read) {
+  void* place = malloc(sizeof(Steps));
+  if (place == nullptr) return ort::error(NO_MEMORY);
+  Steps* all = new (place) Steps();
+  ort::Status status = read(all);
+  if (status) destroy_steps(all);
+  else *kernel = all;
+  return status;
+}
+
 ort::Status create(const ort::CustomOp*, const void*, const void* info, void** kernel) {
-  return create_from<Steps, const void*, read_steps>(info, kernel);
+  return create_steps(kernel, [&](Steps* all) { return read_steps(info, all); });
 }
 
 // Sets the values that the node gets.
@@ -156,22 +165,16 @@ ort::Status read_values(const Steps& all, Pass* pass) {
 }  // namespace
 
 bool Source::attribute(const char* name, int64_t* value) const {
-  char full[40];
+  char full[NAME];
   return ort::attribute(info, named(name, full), value);
 }
 bool Source::attribute(const char* name, float* value) const {
-  char full[40];
+  char full[NAME];
   return ort::attribute(info, named(name, full), value);
 }
 const char* Source::named(const char* name, char* full) const {
   if (number < 0) return name;
-  char digits[20], *to = full;
-  int count = 0;
-  for (int64_t n = number; n > 0 || count == 0; n /= 10) digits[count++] = static_cast<char>('0' + n % 10);
-  *to++ = 's';
-  while (count > 0) *to++ = digits[--count];
-  *to++ = '_';
-  strncpy(to, name, 16);
+  snprintf(full, NAME, "s%lld_%s", static_cast<long long>(number), name);
   return full;
 }
 ort::Status Source::constant(int input, ort::Tensor* tensor) const {
@@ -185,6 +188,15 @@ void Source::constant_if_given(int input, ort::Tensor* tensor) const {
     ort::call(ort::RELEASE_STATUS, absent);
     *tensor = ort::Tensor{};
   }
+}
+
+ort::Status Source::copy(const ort::Tensor& numbers, const float** out) const {
+  const size_t bytes = size_t(numbers.count()) * sizeof(float);
+  uint8_t* place = memory->get(bytes);
+  if (place == nullptr) return ort::error(NO_MEMORY);
+  memcpy(place, numbers.data, bytes);
+  *out = reinterpret_cast<float*>(place);
+  return nullptr;
 }
 
 const ort::Tensor& Pass::input(int i) const {
@@ -212,33 +224,30 @@ uint8_t* Pass::memory_at(Place* place, size_t bytes) {
 }
 
 ort::Status create_one(const Kind& kind, const void* info, void** kernel) {
-  size_t outputs = 0;
-  RETURN_IF_ERROR(ort::call(ort::INFO_OUTPUT_COUNT, info, &outputs));
-  Steps* all = make<Steps>();
-  if (all == nullptr || !all->make_room(1, STEP_INPUTS)) {
-    unmake(all);
-    return ort::error(NO_MEMORY);
-  }
-  Step& step = all->steps[0];
-  step.kind = &kind;
-  for (int i = 0; i < STEP_INPUTS; i++) step.in[i] = i < kind.inputs && kind.read(i) ? all->value_of(i) : -1;
-  for (int i = 0; i < STEP_OUTPUTS; i++) {
-    step.out[i] = size_t(i) < outputs ? all->given + i : -1;
-    all->outputs[i] = i;
-  }
-  if (ort::Status status = kind.create({info, -1, nullptr, static_cast<int>(outputs), 0}, &step.what)) {
-    unmake(all);
-    return status;
-  }
-  *kernel = all;
-  return nullptr;
+  return create_steps(kernel, [&](Steps* all) {
+    size_t outputs = 0;
+    RETURN_IF_ERROR(ort::call(ort::INFO_OUTPUT_COUNT, info, &outputs));
+    if (!all->make_room(1, STEP_INPUTS)) return ort::error(NO_MEMORY);
+    Step& step = all->steps[0];
+    step.kind = &kind;
+    for (int i = 0; i < STEP_INPUTS; i++) step.in[i] = i < kind.inputs && kind.read(i) ? all->value_of(i) : -1;
+    for (int i = 0; i < STEP_OUTPUTS; i++) {
+      step.out[i] = size_t(i) < outputs ? all->given + i : -1;
+      all->outputs[i] = i;
+    }
+    return kind.create({info, -1, nullptr, static_cast<int>(outputs), 0, &all->memory, &all->weights}, &step.what);
+  });
 }
 
-void destroy_steps(void* kernel) { unmake(static_cast<Steps*>(kernel)); }
+void destroy_steps(void* kernel) {
+  static_cast<Steps*>(kernel)->~Steps();
+  free(kernel);
+}
 
 ort::Status compute_steps(void* kernel, void* context) {
   Steps& all = *static_cast<Steps*>(kernel);
-  Pass pass(context, &all.kept);
+  Pass pass;
+  pass.context = context;
   pass.outputs = all.outputs, pass.given = all.given;
   pass.values = pass.memory.get_zeros<ort::Tensor>(size_t(all.values()));
   pass.places = pass.memory.get_zeros<Pass::Place>(size_t(all.places));

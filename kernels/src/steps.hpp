@@ -17,12 +17,14 @@ struct Source {
   int64_t number;         // of a step among others, whose attributes begin with "s<number>_"; -1: of the only one
   const int64_t* places;  // of its inputs among the node's; negative: not among them
   int outputs;
-  int inputs;  // that `places` has
+  int inputs;                // that `places` has
+  Memory *memory, *weights;  // of the node: for what lasts as long as it does, and for weights
 
   bool attribute(const char* name, int64_t* value) const;  // false: absent
   bool attribute(const char* name, float* value) const;
-  ort::Status constant(int input, ort::Tensor* tensor) const;    // fails if it is no initializer
-  void constant_if_given(int input, ort::Tensor* tensor) const;  // without data if it is none
+  ort::Status constant(int input, ort::Tensor* tensor) const;             // fails if it is no initializer
+  void constant_if_given(int input, ort::Tensor* tensor) const;           // without data if it is none
+  ort::Status copy(const ort::Tensor& numbers, const float** out) const;  // fp32, into the node's memory
 
  private:
   const char* named(const char* name, char* full) const;
@@ -44,8 +46,8 @@ struct Step;
 
 // What the steps of one pass share.
 struct Pass {
-  void* context;
-  Memory memory;
+  void* context = nullptr;
+  Memory memory{Use::PASS};
   const Step* step = nullptr;        // the one at hand
   ort::Tensor* values = nullptr;     // that steps read and write; without data until they are known
   const int64_t* outputs = nullptr;  // see Steps
@@ -60,8 +62,6 @@ struct Pass {
   int64_t count = 0;  // of phases
   size_t scratch = 0;
   Visible visible{};  // of the last mask that was read
-
-  Pass(void* context, void** kept) : context(context), memory(kept) {}
 
   const ort::Tensor& input(int i) const;  // without data where it is absent
   ort::Status output(int i, const int64_t* dims, size_t rank, float** data);
@@ -78,30 +78,16 @@ struct Kind {
   int inputs;
   bool (*read)(int input);  // whether it is read in a pass
   ort::Status (*create)(const Source& source, void** what);
-  void (*destroy)(void* what);
   ort::Status (*plan)(const void* what, Pass* pass);
 };
 constexpr int STEP_PHASES = 5;  // that a step adds at most
 
-// Makes a T that `read` fills.
-template <class T, class From, ort::Status (*read)(From, T*)>
-ort::Status create_from(From source, void** what) {
-  T* made = make<T>();
-  if (made == nullptr) return ort::error(NO_MEMORY);
-  if (ort::Status status = read(source, made)) {
-    unmake(made);
-    return status;
-  }
-  *what = made;
-  return nullptr;
-}
-
-// Kind::create and Kind::destroy of such a T.
+// Kind::create of a T that `read` fills.
 template <class T, ort::Status (*read)(const Source&, T*)>
-constexpr auto create_kind = create_from<T, const Source&, read>;
-template <class T>
-void destroy_kind(void* what) {
-  unmake(static_cast<T*>(what));
+ort::Status create_kind(const Source& source, void** what) {
+  T* made = source.memory->make<T>();
+  *what = made;
+  return made == nullptr ? ort::error(NO_MEMORY) : read(source, made);
 }
 
 struct Step {

@@ -118,7 +118,7 @@ size_t find_inputs(Work* work, Pass* pass) {
     pass->needs(size_t(w.inputs * 4 + in.blocks * in.block));
   }
   const int64_t channels = p.weights[0].inputs;
-  work->chunks = p.norm != nullptr ? 1 : (channels + CHUNK - 1) / CHUNK;  // a norm needs all inputs
+  work->chunks = p.before.norm != nullptr ? 1 : (channels + CHUNK - 1) / CHUNK;  // a norm needs all inputs
   return needed;
 }
 

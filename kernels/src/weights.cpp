@@ -1,7 +1,6 @@
 // Weights of products: how they are stored, and how they are packed for an instruction set.
 #include <string.h>
 
-#include "arena.hpp"
 #include "product.hpp"
 
 namespace eagle {
@@ -52,7 +51,7 @@ void pack(const Kernels& kernels, const ort::Tensor& levels, const ort::Tensor& 
 }  // namespace
 
 ort::Status read_weight(const Stored& stored, int64_t bits, int64_t block, int64_t first, int64_t inputs,
-                        int64_t columns, const Kernels& kernels, Weight* w) {
+                        int64_t columns, const Kernels& kernels, Memory* memory, Weight* w) {
   if ((bits != 4 && bits != 8) || block < 16 || block > 256 || (block & (block - 1)) || columns < 1 ||
       columns > (int64_t(1) << 31) || first < 0 || first > (int64_t(1) << 31))
     return ort::error("RowExactMatMul: bits must be 4 or 8, and block a power of two from 16 to 256");
@@ -67,19 +66,16 @@ ort::Status read_weight(const Stored& stored, int64_t bits, int64_t block, int64
                                                      zeros.dims[1] == (w->blocks * bits + 7) / 8);
   if (!sound || !sound_zeros)
     return ort::error("RowExactMatMul: a weight's levels, steps or zero levels have another shape or type");
-  w->levels = allocate_weights(static_cast<size_t>(w->panels * w->panel_bytes()) + 64);
-  w->meta = allocate_weights(static_cast<size_t>(w->panels * w->blocks * META) + 64);
+  w->levels = memory->get(static_cast<size_t>(w->panels * w->panel_bytes()) + 64);
+  w->meta = memory->get(static_cast<size_t>(w->panels * w->blocks * META) + 64);
   if (w->levels == nullptr || w->meta == nullptr) return ort::error(NO_MEMORY);
   pack(kernels, levels, steps, zeros, first, w);
   return nullptr;
 }
 
-ort::Status copy_numbers(const ort::Tensor& numbers, int64_t count, const char* message, float** out) {
+ort::Status copy_numbers(const Source& source, const ort::Tensor& numbers, int64_t count, const char* message,
+                         const float** out) {
   if (numbers.data == nullptr) return nullptr;
-  if (!numbers.is(ort::FLOAT, 1) || numbers.dims[0] != count) return ort::error(message);
-  *out = reinterpret_cast<float*>(allocate(static_cast<size_t>(count) * 4));
-  if (*out == nullptr) return ort::error(NO_MEMORY);
-  memcpy(*out, numbers.data, static_cast<size_t>(count) * 4);
-  return nullptr;
+  return numbers.is(ort::FLOAT, 1) && numbers.dims[0] == count ? source.copy(numbers, out) : ort::error(message);
 }
 }  // namespace eagle
