@@ -61,8 +61,7 @@ ort::Status read(const Source& source, Heads* heads) {
 }
 
 bool rows_of(const ort::Tensor& t, int64_t rows, int64_t heads, int64_t width) {
-  if (t.type != ort::FLOAT || t.data == nullptr || t.dims[0] != 1 || t.dims[1] != rows) return false;
-  return (t.rank == 3 && t.dims[2] == heads * width) || (t.rank == 4 && t.dims[2] == heads && t.dims[3] == width);
+  return t.is(ort::FLOAT, 1, rows, heads * width) || t.is(ort::FLOAT, 1, rows, heads, width);
 }
 
 // Keys [kv_heads, C, D], values [kv_heads, D / cut, C, cut]; of bytes D + 4, and one piece.
@@ -74,10 +73,10 @@ bool lay_out_heads(const Heads& node, const ort::Tensor& keys, const ort::Tensor
   const bool bytes = keys.type == ort::UINT8;
   const int kind = bytes ? ort::UINT8 : keys.type == ort::FLOAT16 ? ort::FLOAT16 : ort::FLOAT;
   const int64_t D = node.width, scale = bytes ? SCALE : 0, columns = keys.dims[1];
-  const int64_t cut = values.rank == 4 ? values.dims[3] - scale : 0;
-  if (!keys.is(kind, 3) || keys.dims[0] != node.kv_heads || columns < 1 || keys.dims[2] != D + scale ||
-      !values.is(kind, 4) || values.dims[0] != node.kv_heads || cut < 8 || cut % 8 || values.dims[1] * cut != D ||
-      values.dims[2] != columns || (bytes && (cut != D || D % 16)))
+  const int64_t cut = values.dims[3] - scale;
+  if (columns < 1 || cut < 8 || cut % 8 || D % cut || (bytes && (cut != D || D % 16)) ||
+      !keys.is(kind, node.kv_heads, columns, D + scale) ||
+      !values.is(kind, node.kv_heads, D / cut, columns, cut + scale))
     return false;
   job->numbers = bytes ? BYTES : kind == ort::FLOAT16 ? HALF : SINGLE;
   job->row = bytes ? D / 4 + 1 : D;
@@ -89,11 +88,9 @@ bool lay_out_heads(const Heads& node, const ort::Tensor& keys, const ort::Tensor
 // Keys and values [1, P, kv_heads, D]; of none there is no memory.
 bool lay_out_rows(const Heads& node, const ort::Tensor& keys, const ort::Tensor& values, Attention* job) {
   const int64_t D = node.width, columns = keys.dims[1];
-  const ort::Tensor* both[] = {&keys, &values};
-  for (const ort::Tensor* t : both)
-    if (t->type != ort::FLOAT || t->rank != 4 || t->dims[0] != 1 || t->dims[1] != columns || columns < 0 ||
-        (columns > 0 && t->data == nullptr) || t->dims[2] != node.kv_heads || t->dims[3] != D || node.window)
-      return false;
+  if (node.window || !keys.is(ort::FLOAT, 1, columns, node.kv_heads, D) ||
+      !values.is(ort::FLOAT, 1, columns, node.kv_heads, D))
+    return false;
   job->numbers = SINGLE, job->row = D;
   job->columns = columns, job->cut = D;
   job->key_head = job->value_head = D, job->key_column = job->value_column = node.kv_heads * D;
@@ -125,25 +122,21 @@ ort::Status read(const Heads& node, Pass* pass, Attention* job, const float** ma
   const bool by_rows = keys.rank == 4;
   if (!(by_rows ? lay_out_rows(node, keys, values, job) : lay_out_heads(node, keys, values, job)))
     return ort::error("ExactTreeAttention: past keys or values have another shape or type");
-  const int64_t seen = tree.rank == 4 ? tree.dims[3] : 0;
+  const int64_t seen = tree.dims[3];
   *several = text_count > 0 && seen == rows + 1;
-  if (!positions.is(ort::INT64, 2) || positions.dims[0] != 1 || positions.dims[1] != rows || !tree.is(ort::FLOAT, 4) ||
-      tree.dims[0] != 1 || tree.dims[1] != 1 || tree.dims[2] != rows || seen < rows ||
-      seen > rows + (*several  ? 1
-                     : by_rows ? j.columns
-                               : 0))
+  const int64_t more = *several ? 1 : by_rows ? j.columns : 0;
+  if (!positions.is(ort::INT64, 1, rows) || !tree.is(ort::FLOAT, 1, 1, rows, seen) || seen < rows || seen > rows + more)
     return ort::error("ExactTreeAttention: position_ids or tree_mask have another shape or type");
   const bool rotates = cosine.data != nullptr || sine.data != nullptr;
-  const ort::Tensor* tables[] = {&cosine, &sine};
-  for (const ort::Tensor* t : tables)
-    if (rotates && (!t->is(ort::FLOAT, 3) || t->dims[0] != 1 || t->dims[1] != rows || t->dims[2] != cosine.dims[2] ||
-                    t->dims[2] * 2 > D || t->dims[2] < 1 || t->dims[2] % 8))
-      return ort::error("ExactTreeAttention: cosine or sine have another shape or type");
-  if (sinks.data != nullptr && (!sinks.is(ort::FLOAT, 1) || sinks.dims[0] != node.heads))
+  const int64_t half = rotates ? cosine.dims[2] : 0;
+  if (rotates && (half < 8 || half % 8 || half > D / 2 || !cosine.is(ort::FLOAT, 1, rows, half) ||
+                  !sine.is(ort::FLOAT, 1, rows, half)))
+    return ort::error("ExactTreeAttention: cosine or sine have another shape or type");
+  if (sinks.data != nullptr && !sinks.is(ort::FLOAT, node.heads))
     return ort::error("ExactTreeAttention: sinks have another shape or type");
   j.rows = rows, j.earlier = by_rows && !*several ? seen - rows : 0;
   j.heads = node.heads, j.kv_heads = node.kv_heads, j.width = D, j.window = node.window;
-  j.scale = node.scale, j.cap = node.cap, j.turned = rotates ? 2 * cosine.dims[2] : 0;
+  j.scale = node.scale, j.cap = node.cap, j.turned = 2 * half;
   j.positions = static_cast<const int64_t*>(positions.data);
   j.committed = by_rows ? j.columns - j.earlier : j.positions[0];
   if (j.committed < 0 || j.committed > j.columns)
@@ -383,19 +376,9 @@ ort::Status plan(const void* what, Pass* pass) {
   return nullptr;
 }
 
-constexpr Operator DECLARED = {"ExactTreeAttention",
-                               10,
-                               7,
-                               3,
-                               3,
-                               [](size_t i) {
-                                 return int(i == 5 ? ort::INT64 : i == 3 || i == 4 ? ort::ANY : ort::FLOAT);
-                               },
-                               false};
-constexpr ort::CustomOp OPERATOR =
-    declaration<DECLARED>([](const ort::CustomOp*, const void*, const void* info, void** kernel) {
-      return create_one(ATTENTION, info, kernel);
-    });
+int type_of(size_t i) { return i == 5 ? ort::INT64 : i == 3 || i == 4 ? ort::ANY : ort::FLOAT; }
+constexpr Operator DECLARED = {"ExactTreeAttention", 10, 7, 3, 3, type_of, false};
+constexpr ort::CustomOp OPERATOR = declaration<DECLARED>(create_node<ATTENTION>);
 }  // namespace
 
 const Kind ATTENTION = {10, [](int) { return true; }, create_kind<Heads, read>, plan};

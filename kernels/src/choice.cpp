@@ -18,28 +18,18 @@ constexpr Provider PROVIDERS[] = {
     plain_kernels,
 };
 
-const Kernels* best() {
-  for (Provider provider : PROVIDERS)
-    if (const Kernels* kernels = provider()) return kernels;
-  return nullptr;
-}
-
 const Kernels* current = nullptr;
 }  // namespace
 
 const Kernels& chosen() {
-  if (current == nullptr) current = best();
+  if (current == nullptr) choose(nullptr);
   return *current;
 }
 
 int choose(const char* name) {
-  if (name == nullptr) {
-    current = best();
-    return 1;
-  }
   for (Provider provider : PROVIDERS) {
     const Kernels* kernels = provider();
-    if (kernels == nullptr || strcmp(kernels->name, name) != 0) continue;
+    if (kernels == nullptr || (name != nullptr && strcmp(kernels->name, name) != 0)) continue;
     current = kernels;
     return 1;
   }

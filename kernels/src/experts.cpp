@@ -36,9 +36,9 @@ ort::Status read(const Source& source, Experts* all) {
   const bool gated = read_activation(source, &gates) && gates.activation != NONE;
   ort::Tensor grids;
   RETURN_IF_ERROR(source.constant(GRIDS, &grids));
-  const int64_t count = grids.is(ort::INT64, 2) && grids.dims[1] == 2 ? grids.dims[0] / 3 : 0;
+  const int64_t count = grids.dims[0] / 3;
   if (!named || hidden < 8 || hidden > WIDEST || hidden % 8 || width < 8 || width > WIDEST || width % 8 || count < 1 ||
-      count > MOST_EXPERTS || grids.dims[0] != 3 * count || !gated || biases < 0 || biases > 1)
+      count > MOST_EXPERTS || !grids.is(ort::INT64, 3 * count, 2) || !gated || biases < 0 || biases > 1)
     return ort::error("RowExactExperts: H, I, activation, biases or grids have a value or shape that is not known");
   const int64_t first = source.places[GRIDS] + 1;
   size_t given = 0;
@@ -211,14 +211,12 @@ ort::Status add_phases(const Experts& all, const Routes& routes, const float* x,
 ort::Status plan(const void* what, Pass* pass) {
   const Experts& all = *static_cast<const Experts*>(what);
   const ort::Tensor &x = pass->input(0), &shares = pass->input(SHARES), &added = pass->input(ADDED);
-  if (x.type != ort::FLOAT || x.rank < 1 || x.dims[x.rank - 1] != all.hidden)
-    return ort::error("RowExactExperts: x is not fp32 with H as its last dimension");
+  if (!x.is_rows(all.hidden)) return ort::error("RowExactExperts: x is not fp32 with H as its last dimension");
   const int64_t rows = x.count() / all.hidden;
-  if (pass->step->in[SHARES] >= pass->given || shares.type != ort::FLOAT || shares.rank < 1 ||
-      shares.dims[shares.rank - 1] != all.count || shares.count() != rows * all.count || rows * all.count > INT32_MAX)
+  if (pass->step->in[SHARES] >= pass->given || !shares.is_rows(all.count) || shares.count() != rows * all.count ||
+      rows * all.count > INT32_MAX)
     return ort::error("RowExactExperts: shares are not fp32 of each row and expert, or not an input of the node");
-  if (added.data != nullptr && (added.type != ort::FLOAT || added.count() != x.count()))
-    return ort::error("RowExactExperts: added has another shape or type");
+  if (!added.is_absent_or(x.count())) return ort::error("RowExactExperts: added has another shape or type");
   Mixed* mixed = pass->memory.get_zeros<Mixed>(1);
   Routes routes;
   const float* of_rows = static_cast<const float*>(shares.data);

@@ -23,9 +23,9 @@ struct Norm {
 ort::Status read(const Source& source, Norm* p) {
   ort::Tensor factors;
   RETURN_IF_ERROR(source.constant(FACTORS, &factors));
-  p->width = factors.rank == 1 ? factors.dims[0] : 0;
-  if (!factors.is(ort::FLOAT, 1) || p->width < 1 || p->width % 8 || !source.attribute("epsilon", &p->before.epsilon) ||
-      !(p->before.epsilon >= 0))
+  p->width = factors.dims[0];
+  if (!factors.is(ort::FLOAT, p->width) || p->width < 1 || p->width % 8 ||
+      !source.attribute("epsilon", &p->before.epsilon) || !(p->before.epsilon >= 0))
     return ort::error("RowExactNorm: factors are not fp32 of a multiple of 8, or epsilon is missing");
   p->kernels = &chosen();
   return source.copy(factors, &p->before.norm);
@@ -50,8 +50,7 @@ ort::Status plan(const void* what, Pass* pass) {
   const ort::Tensor &x = pass->input(0), &added = pass->input(ADDED);
   if (x.type != ort::FLOAT || x.rank < 1 || x.dims[x.rank - 1] % p.width)
     return ort::error("RowExactNorm: x is not fp32 with a multiple of the norm's width as its last dimension");
-  if (added.data != nullptr && (added.type != ort::FLOAT || added.count() != x.count()))
-    return ort::error("RowExactNorm: added has another shape or type");
+  if (!added.is_absent_or(x.count())) return ort::error("RowExactNorm: added has another shape or type");
   Work* work = pass->memory.get_zeros<Work>(1);
   if (work == nullptr) return ort::error(NO_MEMORY);
   *work = {&p, static_cast<const float*>(x.data), static_cast<const float*>(added.data), nullptr};
@@ -61,8 +60,7 @@ ort::Status plan(const void* what, Pass* pass) {
 }
 
 constexpr Operator DECLARED = {"RowExactNorm", INPUTS, 2, 1, 1, [](size_t) { return int(ort::FLOAT); }, false};
-constexpr ort::CustomOp OPERATOR = declaration<DECLARED>(
-    [](const ort::CustomOp*, const void*, const void* info, void** kernel) { return create_one(NORMS, info, kernel); });
+constexpr ort::CustomOp OPERATOR = declaration<DECLARED>(create_node<NORMS>);
 }  // namespace
 
 const Kind NORMS = {INPUTS, [](int i) { return i != FACTORS; }, create_kind<Norm, read>, plan};

@@ -85,7 +85,17 @@ struct Tensor {
   int type = 0;
   size_t rank = 0;
   int64_t dims[6] = {0, 0, 0, 0, 0, 0};
-  bool is(int wanted, size_t ranks) const { return data != nullptr && type == wanted && rank == ranks; }
+  // Whether it is there, with this type and these dimensions.
+  template <class... D>
+  bool is(int wanted, D... sizes) const {
+    const int64_t right[] = {sizes...};
+    if ((data == nullptr && count() > 0) || type != wanted || rank != sizeof...(D)) return false;
+    for (size_t i = 0; i < rank; i++)
+      if (dims[i] != right[i]) return false;
+    return true;
+  }
+  bool is_rows(int64_t width) const { return type == FLOAT && rank > 0 && dims[rank - 1] == width; }
+  bool is_absent_or(int64_t numbers) const { return data == nullptr || (type == FLOAT && count() == numbers); }
   int64_t count() const {
     int64_t n = 1;
     for (size_t i = 0; i < rank; i++) n *= dims[i];

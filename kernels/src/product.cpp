@@ -11,6 +11,7 @@
 //
 // With norm, x / root(mean(x^2) + epsilon) * norm takes the place of x; with up, activation(x) * up does (1: SiLU, 2: GELU
 // by tanh; 3: see BOUNDED, with attributes alpha and limit). A bias is added to its product; then `added` is, to the product of the only weight.
+#include <stdio.h>
 #include <string.h>
 
 #include "operators.hpp"
@@ -22,18 +23,14 @@ constexpr int NORM = 3 * MOST + 1, UP = NORM + 1, ADDED = UP + 1, BIAS = ADDED +
               INPUTS = BIAS + MOST;  // places of inputs
 
 ort::Status read_weight_of(const Source& source, int index, int64_t inputs, const Kernels& kernels, Weight* w) {
-  char name[16] = "bits_0";
-  const char last = static_cast<char>('0' + index);
   int64_t bits = 0, block = 0, columns = 0, first = 0;
-  name[5] = last;
-  const bool has_bits = source.attribute(name, &bits);
-  memcpy(name, "N_0", 4), name[2] = last;
-  const bool has_columns = source.attribute(name, &columns);
-  memcpy(name, "block_0", 8), name[6] = last;
-  const bool has_block = source.attribute(name, &block);
-  memcpy(name, "first_0", 8), name[6] = last;
-  source.attribute(name, &first);
-  if (!has_bits || !has_columns || !has_block)
+  auto attribute = [&](const char* name, int64_t* value) {
+    char full[16];
+    snprintf(full, sizeof full, "%s_%d", name, index);
+    return source.attribute(full, value);
+  };
+  attribute("first", &first);
+  if (!attribute("bits", &bits) || !attribute("N", &columns) || !attribute("block", &block))
     return ort::error("RowExactMatMul: bits, N or block of a weight is missing");
   Stored stored;
   RETURN_IF_ERROR(source.constant(3 * index + 1, &stored.levels));
@@ -78,14 +75,12 @@ ort::Status plan(const void* what, Pass* pass) {
   const Product& p = *static_cast<const Product*>(what);
   const ort::Tensor &x = pass->input(0), &up = pass->input(UP), &added = pass->input(ADDED);
   const int64_t channels = p.weights[0].inputs;
-  if (x.type != ort::FLOAT || x.rank < 1 || x.dims[x.rank - 1] != channels)
-    return ort::error("RowExactMatMul: x is not fp32 with K as its last dimension");
+  if (!x.is_rows(channels)) return ort::error("RowExactMatMul: x is not fp32 with K as its last dimension");
   const int64_t rows = x.count() / channels;
   const bool gates = p.before.activation != NONE;
-  if (gates != (up.data != nullptr) || (gates && (up.type != ort::FLOAT || up.count() != x.count())))
+  if (gates != (up.data != nullptr) || !up.is_absent_or(x.count()))
     return ort::error("RowExactMatMul: up has another shape or type, or stands without an activation");
-  if (added.data != nullptr &&
-      (p.count > 1 || added.type != ort::FLOAT || added.count() != rows * p.weights[0].columns))
+  if (!added.is_absent_or(rows * p.weights[0].columns) || (added.data != nullptr && p.count > 1))
     return ort::error("RowExactMatMul: added has another shape or type");
   Work* work = pass->memory.get_zeros<Work>(1);
   if (work == nullptr) return ort::error(NO_MEMORY);
@@ -110,19 +105,9 @@ ort::Status plan(const void* what, Pass* pass) {
   return nullptr;
 }
 
-constexpr Operator DECLARED = {"RowExactMatMul",
-                               INPUTS,
-                               3,
-                               MOST,
-                               1,
-                               [](size_t i) {
-                                 return int(i == 0 || i >= NORM ? ort::FLOAT : i % 3 == 2 ? ort::FLOAT16 : ort::UINT8);
-                               },
-                               false};
-constexpr ort::CustomOp OPERATOR =
-    declaration<DECLARED>([](const ort::CustomOp*, const void*, const void* info, void** kernel) {
-      return create_one(PRODUCT, info, kernel);
-    });
+int type_of(size_t i) { return i == 0 || i >= NORM ? ort::FLOAT : i % 3 == 2 ? ort::FLOAT16 : ort::UINT8; }
+constexpr Operator DECLARED = {"RowExactMatMul", INPUTS, 3, MOST, 1, type_of, false};
+constexpr ort::CustomOp OPERATOR = declaration<DECLARED>(create_node<PRODUCT>);
 }  // namespace
 
 bool read_activation(const Source& source, Before* before) {

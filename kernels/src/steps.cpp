@@ -128,11 +128,11 @@ ort::Status read_steps(const void* info, Steps* all) {
   RETURN_IF_ERROR(ort::call(ort::INFO_INPUT_COUNT, info, &inputs));
   RETURN_IF_ERROR(ort::call(ort::INFO_OUTPUT_COUNT, info, &outputs));
   RETURN_IF_ERROR(ort::constant(info, 0, &plan));
-  if (!plan.is(ort::INT64, 2) ||
-      (plan.dims[1] != PLAN_WIDTH && plan.dims[1] != PLAN_WIDTH - STEP_INPUTS + WITHOUT_BIASES) || plan.dims[0] < 1 ||
-      plan.dims[0] > MOST_STEPS || inputs > size_t(MOST_NODE_INPUTS))
+  const int64_t count = plan.dims[0], width = plan.dims[1];
+  if (!plan.is(ort::INT64, count, width) || count < 1 || count > MOST_STEPS || inputs > size_t(MOST_NODE_INPUTS) ||
+      (width != PLAN_WIDTH && width != PLAN_WIDTH - STEP_INPUTS + WITHOUT_BIASES))
     return ort::error("RowExactSteps: the plan has another shape or type");
-  if (!all->make_room(plan.dims[0], int64_t(inputs))) return ort::error(NO_MEMORY);
+  if (!all->make_room(count, int64_t(inputs))) return ort::error(NO_MEMORY);
   return read_plan(info, plan, int64_t(inputs), int64_t(outputs), all);
 }
 

@@ -100,6 +100,10 @@ extern const Kind ATTENTION, NORMS, PRODUCT, EXPERTS, SINCOS;
 
 // Operators: of one step, whose inputs and outputs are the node's.
 ort::Status create_one(const Kind& kind, const void* info, void** kernel);
+template <const Kind& kind>
+ort::Status create_node(const ort::CustomOp*, const void*, const void* info, void** kernel) {
+  return create_one(kind, info, kernel);
+}
 void destroy_steps(void* kernel);
 ort::Status compute_steps(void* kernel, void* context);
 

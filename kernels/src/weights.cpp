@@ -59,12 +59,9 @@ ort::Status read_weight(const Stored& stored, int64_t bits, int64_t block, int64
         int(bits), nullptr, nullptr};
   const auto& [levels, steps, zeros] = stored;
   const int64_t rows = levels.dims[0];
-  const bool sound = levels.is(ort::UINT8, 3) && rows >= first + columns && levels.dims[1] == w->blocks &&
-                     levels.dims[2] == block * bits / 8 && steps.is(ort::FLOAT16, 2) && steps.dims[0] == rows &&
-                     steps.dims[1] == w->blocks;
-  const bool sound_zeros = zeros.data == nullptr || (zeros.is(ort::UINT8, 2) && zeros.dims[0] == rows &&
-                                                     zeros.dims[1] == (w->blocks * bits + 7) / 8);
-  if (!sound || !sound_zeros)
+  if (rows < first + columns || !levels.is(ort::UINT8, rows, w->blocks, block * bits / 8) ||
+      !steps.is(ort::FLOAT16, rows, w->blocks) ||
+      (zeros.data != nullptr && !zeros.is(ort::UINT8, rows, (w->blocks * bits + 7) / 8)))
     return ort::error("RowExactMatMul: a weight's levels, steps or zero levels have another shape or type");
   w->levels = memory->get(static_cast<size_t>(w->panels * w->panel_bytes()) + 64);
   w->meta = memory->get(static_cast<size_t>(w->panels * w->blocks * META) + 64);
@@ -76,6 +73,6 @@ ort::Status read_weight(const Stored& stored, int64_t bits, int64_t block, int64
 ort::Status copy_numbers(const Source& source, const ort::Tensor& numbers, int64_t count, const char* message,
                          const float** out) {
   if (numbers.data == nullptr) return nullptr;
-  return numbers.is(ort::FLOAT, 1) && numbers.dims[0] == count ? source.copy(numbers, out) : ort::error(message);
+  return numbers.is(ort::FLOAT, count) ? source.copy(numbers, out) : ort::error(message);
 }
 }  // namespace eagle
