@@ -198,12 +198,9 @@ ort::Status look_at(const float* mask, int64_t tree, int64_t earlier, int64_t ap
   text->chain = earlier == 0 && is_chain(mask, text->rows, apart);
   text->longest = text->rows;
   if (text->chain) return nullptr;
-  int64_t count = 0;
-  for (int64_t t = 0; t < text->rows; t++)
-    for (int64_t u = 0; u < tree; u++) count += mask[t * apart + u] > -1;
-  int32_t* list = reinterpret_cast<int32_t*>(pass->memory.get(static_cast<size_t>(count + text->rows + 2) * 4));
-  if (list == nullptr) return ort::error(NO_MEMORY);
-  int32_t *first = list + count, n = 0;
+  int32_t* first = reinterpret_cast<int32_t*>(pass->memory.get(static_cast<size_t>(text->rows * (tree + 1) + 1) * 4));
+  if (first == nullptr) return ort::error(NO_MEMORY);
+  int32_t *list = first + text->rows + 1, n = 0;
   text->longest = 0;
   first[0] = 0;
   for (int64_t t = 0; t < text->rows; t++) {

@@ -125,32 +125,29 @@ struct Routes {
 
 bool route(const float* shares, int64_t rows, int64_t experts, Pass* pass, Routes* r) {
   *r = {};
+  int32_t* next = pass->memory.get_zeros<int32_t>(size_t(rows) + 1);  // of a row's experts
   r->begin = pass->memory.get_zeros<int32_t>(size_t(experts) + 1);
   r->first = pass->memory.get_zeros<int32_t>(size_t(rows) + 1);
-  if (r->begin == nullptr || r->first == nullptr) return false;
-  for (int64_t i = 0; i < rows * experts; i++) r->total += shares[i] != 0.f;
+  if (next == nullptr || r->begin == nullptr || r->first == nullptr) return false;
+  for (int64_t t = 0; t < rows; t++) {
+    r->first[t + 1] = next[t] = r->first[t];
+    for (int64_t e = 0; e < experts; e++) r->first[t + 1] += shares[t * experts + e] != 0.f;
+  }
+  r->total = r->first[rows];
   r->rows = pass->memory.get_zeros<int32_t>(size_t(r->total) + 1);
   r->which = pass->memory.get_zeros<int32_t>(size_t(r->total) + 1);
   r->expert = pass->memory.get_zeros<int32_t>(size_t(r->total) + 1);
   if (r->rows == nullptr || r->which == nullptr || r->expert == nullptr) return false;
-  for (int64_t t = 0; t < rows; t++) {
-    r->first[t + 1] = r->first[t];
-    for (int64_t e = 0; e < experts; e++)
-      if (shares[t * experts + e] != 0.f) r->expert[r->first[t + 1]++] = static_cast<int32_t>(e);
-  }
-  for (int64_t n = 0; n < r->total; n++) r->begin[r->expert[n] + 1]++;
   for (int64_t e = 0; e < experts; e++) {
-    r->used += r->begin[e + 1] > 0;
-    r->begin[e + 1] += r->begin[e];
+    int32_t at = r->begin[e];
+    for (int64_t t = 0; t < rows; t++)
+      if (shares[t * experts + e] != 0.f) {
+        r->expert[next[t]] = static_cast<int32_t>(e), r->rows[at] = static_cast<int32_t>(t);
+        r->which[next[t]++] = at++;
+      }
+    r->begin[e + 1] = at;
+    r->used += at > r->begin[e];
   }
-  // begin[e] counts up to begin[e + 1] while rows are filled in, and is put back.
-  for (int64_t t = 0; t < rows; t++)
-    for (int32_t n = r->first[t]; n < r->first[t + 1]; n++) {
-      const int32_t at = r->begin[r->expert[n]]++;
-      r->rows[at] = static_cast<int32_t>(t), r->which[n] = at;
-    }
-  for (int64_t e = experts; e > 0; e--) r->begin[e] = r->begin[e - 1];
-  r->begin[0] = 0;
   return true;
 }
 

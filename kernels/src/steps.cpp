@@ -152,16 +152,6 @@ ort::Status create(const ort::CustomOp*, const void*, const void* info, void** k
   return create_steps(kernel, [&](Steps* all) { return read_steps(info, all); });
 }
 
-// Sets the values that the node gets.
-ort::Status read_values(const Steps& all, Pass* pass) {
-  size_t given = 0;
-  RETURN_IF_ERROR(ort::call(ort::INPUT_COUNT, pass->context, &given));
-  for (int64_t i = 0; i < all.given; i++) {
-    if (size_t(all.inputs[i]) >= given) continue;
-    RETURN_IF_ERROR(ort::input(pass->context, size_t(all.inputs[i]), &pass->values[i]));
-  }
-  return nullptr;
-}
 }  // namespace
 
 bool Source::attribute(const char* name, int64_t* value) const {
@@ -253,7 +243,10 @@ ort::Status compute_steps(void* kernel, void* context) {
   pass.places = pass.memory.get_zeros<Pass::Place>(size_t(all.places));
   pass.phases = reinterpret_cast<Phase*>(pass.memory.get(size_t(all.count) * STEP_PHASES * sizeof(Phase)));
   if (pass.values == nullptr || pass.places == nullptr || pass.phases == nullptr) return ort::error(NO_MEMORY);
-  RETURN_IF_ERROR(read_values(all, &pass));
+  size_t given = 0;
+  RETURN_IF_ERROR(ort::call(ort::INPUT_COUNT, context, &given));
+  for (int64_t i = 0; i < all.given; i++)
+    if (size_t(all.inputs[i]) < given) RETURN_IF_ERROR(ort::input(context, size_t(all.inputs[i]), &pass.values[i]));
   for (int64_t s = 0; s < all.count; s++) {
     pass.step = &all.steps[s];
     RETURN_IF_ERROR(pass.step->kind->plan(pass.step->what, &pass));
