@@ -1,4 +1,4 @@
-// AVX2 and FMA: products of bytes are added up in pairs in 16 bits.
+// AVX2 and FMA: products of bytes, of which one has no sign, are added up in pairs in 16 bits.
 #if defined(__x86_64__) || defined(_M_X64)
 #include "x86.hpp"
 
@@ -14,6 +14,7 @@ constexpr bool SIGNED = true;  // levels of eight bits
 // Compilers that reorder the integer additions keep every product in a register of its own, and run out of them.
 #define IN_ORDER(v) asm volatile("" : "+x"(v))
 
+// Levels of eight bits, minus 128: two products of 128 * 127 fit 16 bits, and no more.
 INLINE __m256i dots_of_eight(__m256i sums, __m256i levels, __m256i four) {
   const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(levels), _mm256_sign_epi8(four, levels));
   sums = _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
