@@ -71,10 +71,7 @@ ort::Status plan(const void* what, Pass* pass) {
 }
 
 constexpr Operator DECLARED = {"ExactSinCos", 1, 1, 2, 2, [](size_t) { return int(ort::FLOAT); }, false};
-constexpr ort::CustomOp OPERATOR =
-    declaration<DECLARED>([](const ort::CustomOp*, const void*, const void* info, void** kernel) {
-      return create_one(SINCOS, info, kernel);
-    });
+constexpr ort::CustomOp OPERATOR = declaration<DECLARED>(create_node<SINCOS>);
 }  // namespace
 
 const Kind SINCOS = {1, [](int) { return true; }, create_kind<SinCos, read>, plan};
