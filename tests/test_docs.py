@@ -67,7 +67,6 @@ PACKAGES = [
 ]
 # Pages whose examples train, calibrate or certify for half a minute and more: pytest -m slow tests/test_docs.py
 LONG = {
-    "docs/dev/hard_pair.md",
     "docs/precision.md",
     "docs/training.md",
 }

@@ -39,7 +39,6 @@ from eagle_runtime.drafting.head import Scratch
 from eagle_runtime.opening.exact_rows import equal_rows
 from eagle_runtime.text.tokenizer import Text
 from eagle_tools.grow.shape import GrowError, Shape
-from eagle_tools.harden.strength import STRENGTHS, HardenError
 from eagle_train.config import TrainConfig
 from eagle_train.errors import TrainError
 from eagle_train.head import read_head
@@ -47,7 +46,6 @@ from eagle_train.target import FrozenTarget
 from fakes import observed
 from greedy_texts import own_text
 from grow import grow
-from harden import harden
 from mtp_writers import (
     WRITERS,
     Tensors,
@@ -518,8 +516,6 @@ def test_what_changes_or_trains_heads_refuses_a_layer_by_name(tmp_path: Path) ->
         read_head(head, FrozenTarget(target, torch.device("cpu")), TrainConfig("eagle1", steps=1))
     with pytest.raises(GrowError, match="only EAGLE and block heads are grown"):
         grow(target, [head], tmp_path / "grown", Shape(8, 64, 4, 2, 16, 160))
-    with pytest.raises(HardenError, match="only EAGLE heads can be hardened"):
-        harden(target, [head], tmp_path / "hardened", STRENGTHS["middle"])
 
 
 @pytest.mark.parametrize("settings", [{"precision": "int8-static"}, {"precision": "int8", "draft_vocab": 40}], ids=str)

@@ -38,7 +38,7 @@ from eagle_train.sampling import cut_loop
 from eagle_train.target import FrozenTarget
 from eagle_train.taught import Batch, Taught, WholeLogits
 
-# Least mean cosine of the bundle's features and the target's: int4 of the hardest pair (tools/harden.py) has 0.95.
+# Least mean cosine of the bundle's features and the target's: int4 of the hardest pair measured has 0.95.
 ALIKE = 0.5
 COMPARED = 64  # tokens at most over which they are compared
 
