@@ -15,20 +15,19 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from eagle_export.bundle import export
 from eagle_export.graphs.pair import open_pair
 from eagle_export.writing.settings import Settings
-from eagle_runtime import EagleModel
+from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import Parser
-from eagle_tools.acceptance import measure
 from eagle_tools.markdown import markdown_table
-from eagle_tools.questions import Question, read_questions
 from eagle_train.cli import main as eagle_train
-from studies.harness import add_prompts
+from studies.harness import add_prompts, prompts_of
 
 RESAMPLED = 500  # sets of prompts drawn for a standard error
 LEARNING = {"eagle1": ["--classification", "1"], "eagle3": ["--ttt-steps", "3"]}  # of heads that are trained already
@@ -61,12 +60,12 @@ def add_options(parser: Parser) -> None:
 
 def report(args: argparse.Namespace) -> str:
     """Returns the table of all heads and precisions."""
-    questions = read_questions(args.prompts, args.count)
+    prompts = prompts_of(args.prompts, args.count)
     kinds = {_kind(args.target, head): head for head in args.heads}
     args.work.mkdir(parents=True, exist_ok=True)
     rows = []
     for kind, head in kinds.items():
-        exact = _tau(_bundle(args, head, "fp32", args.work / f"{kind}-fp32"), questions, args.threads)
+        exact = _tau(_bundle(args, head, "fp32", args.work / f"{kind}-fp32"), prompts, args.threads)
         rows.append([kind, "fp32", str(exact), "", "", ""])
         for precision in args.precisions:
             bundle = _bundle(args, head, precision, args.work / f"{kind}-{precision}")
@@ -81,9 +80,9 @@ def report(args: argparse.Namespace) -> str:
                 options += [*LEARNING[kind], "--data", str(answers), "-o", str(tuned)]
                 resume = ["--resume"] if (tuned / "training").is_dir() else []
                 _run("head", str(args.target), *target, *options, *resume)
-            before = _tau(bundle, questions, args.threads)
+            before = _tau(bundle, prompts, args.threads)
             new_bundle = _bundle(args, tuned, precision, args.work / f"{kind}-{precision}-tuned")
-            after = _tau(new_bundle, questions, args.threads)
+            after = _tau(new_bundle, prompts, args.threads)
             far = [f"{tau.value / exact.value - 1:+.1%}" for tau in (before, after)]
             rows.append([kind, precision, str(before), far[0], str(after), far[1]])
     return markdown_table(["head", "target", "tau", "from fp32's", "tau, tuned", "from fp32's"], rows)
@@ -107,10 +106,13 @@ def _run(*arguments: str) -> None:
         raise RequestError(f"eagle-train {arguments[0]} stopped; what it printed above says what to do")
 
 
-def _tau(bundle: Path, questions: Sequence[Question], threads: int) -> Tau:
+def _tau(bundle: Path, prompts: Sequence[str], threads: int) -> Tau:
+    settings: dict[str, Any] = {"tree": "dynamic", "sampling": SamplingParams(), "max_new_tokens": 96}
     with EagleModel.load(bundle, threads=threads) as model:
-        counts = [measure(model, bundle.name, [question], "dynamic", 0.0, 96) for question in questions]
-    tokens, passes = (np.array([getattr(count, name) for count in counts]) for name in ("new_tokens", "passes"))
-    drawn = np.random.default_rng(0).integers(0, len(counts), (RESAMPLED, len(counts)))
+        chat = model.text.chat
+        asked = [[{"role": "user", "content": prompt}] if chat else prompt for prompt in prompts]
+        usages = [model.generate(prompt, **settings).usage for prompt in asked]
+    tokens, passes = np.array([(usage.new_tokens - 1, usage.target_passes) for usage in usages]).T
+    drawn = np.random.default_rng(0).integers(0, len(usages), (RESAMPLED, len(usages)))
     resampled = tokens[drawn].sum(1) / np.maximum(passes[drawn].sum(1), 1)
     return Tau(float(tokens.sum() / max(passes.sum(), 1)), float(resampled.std()))
