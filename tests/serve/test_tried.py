@@ -35,10 +35,7 @@ def test_an_answer_that_differs_fails(served_model: EagleModel) -> None:
 
 @pytest.mark.slow
 def test_all_steps(served_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = lines(
-        served_bundle, capsys, "--only", "identity", "constraints", "long", "worker", "soak", "--requests", "60"
-    )
+    said = lines(served_bundle, capsys, "--only", "identity", "constraints", "long", "worker")
     assert sum(": 6 answers equal, 0 ties" in line for line in said) == 6
     assert any("a longer one is refused" in line for line in said)
     assert any("loaded as resident" in line for line in said)
-    assert any("'equal'" in line and "differs" not in line for line in said)

@@ -10,10 +10,11 @@ constraints   JSON schema, regular expression, grammar, choice: answers are vali
 template      system prompts, tools and their results in the bundle's chat template, as far as it knows them
 long          a prompt that fills the context but for its answer, and one that is longer
 worker        eagle-run --worker: the same answers, a conversation's file, cancelling, an error
-soak          eagle-serve: requests of eight clients, mixed, some of which go away; texts, errors, memory, threads
 
 In int8 and int4 drafted tokens equal vanilla's to the bit. In fp32 the rounding of a pass depends on its rows, so that
 an answer may go the other way where two scores are closer than that: such ties are counted apart.
+
+A server is tried under load by `python -m studies.trials.soak BUNDLE`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import Parser, run_command
 from eagle_runtime.drafting.methods import ALONE
 from eagle_tools.ties import is_tie
-from eagle_tools.tried_clients import is_exact, soak, worker
+from eagle_tools.tried_worker import is_exact, worker
 
 TARGET_ALONE = tuple(name for name in ALONE if name != "vanilla")
 QUESTIONS = (
@@ -72,7 +73,7 @@ class DiffersError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, 1 if anything differs, 2 for wrong input."""
-    return run_command(_parser(), argv, run, extra="serve", interrupted="interrupted")
+    return run_command(_parser(), argv, run, extra="grammar", interrupted="interrupted")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -303,7 +304,6 @@ STEPS: dict[str, Callable[[argparse.Namespace], Lines]] = {
     "template": template,
     "long": long,
     "worker": lambda args: worker(args, loaded),
-    "soak": lambda args: soak(args, loaded),
 }
 
 
@@ -321,7 +321,6 @@ def _parser() -> Parser:
     parser.add_argument("--context", type=int, metavar="N", help="tokens (default: the model's, at most 4096)")
     parser.add_argument("--threads", type=int, metavar="N", help="of a forward pass (default: physical cores)")
     parser.add_argument("--tokens", type=int, default=32, metavar="N", help="of an answer (default 32)")
-    parser.add_argument("--requests", type=int, default=500, metavar="N", help="of the soak (default 500)")
     return parser
 
 
