@@ -1,4 +1,4 @@
-"""Rows of logits as an engine on a card returns them, made from rows in NumPy."""
+"""Rows of logits as an engine on a GPU returns them, made from rows in NumPy."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ DEMO = ROOT / "tools" / "demo_pair"
 HELDOUT = DEMO / "heldout.jsonl"
 HEADS = ("eagle1", "eagle3")
 SHAPE = "--layers 16 --hidden 2048 --heads 32 --kv-heads 8 --head-dim 64 --intermediate 8192 --vocab 32000"
-RTX_CARDS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")  # compute capabilities that TensorRT for RTX builds for
+RTX_GPUS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")  # compute capabilities that TensorRT for RTX builds for
 TENSORRT_PRECISIONS = ("int8", "int8-weight", "int4")  # besides fp16, of TensorRT and TensorRT for RTX
 CALIBRATED = ("int8", "int4", "fp8")  # with recorded inputs, of one calibration
 TIMED = "eager,compiled"  # ways of running PyTorch
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def plan(out: Path, gpu: DeviceInfo, works: Sequence[str], pairs: Sequence[str], count: int) -> Iterator[Step]:
     """Yields all steps. works: backends whose libraries load. CUDA is checked in any case."""
     libraries = [name for name in ("tensorrt-rtx", "tensorrt") if name in works]
-    if gpu.compute_capability not in RTX_CARDS and "tensorrt-rtx" in libraries:
+    if gpu.compute_capability not in RTX_GPUS and "tensorrt-rtx" in libraries:
         libraries.remove("tensorrt-rtx")
     yield Step("machine", ("-m", "eagle_tools.doctor", "--json"))
     yield Step("tests", ("-m", "pytest", "-m", "gpu", "-rs", "-s", "--rootdir", str(ROOT), str(ROOT / "tests" / "gpu")))
@@ -98,7 +98,7 @@ def plan(out: Path, gpu: DeviceInfo, works: Sequence[str], pairs: Sequence[str],
 
 
 def tensorrt_precisions(gpu: DeviceInfo) -> tuple[str, ...]:
-    """The precisions besides fp16 in which the TensorRT libraries are checked on a card."""
+    """The precisions besides fp16 in which the TensorRT libraries are checked on a GPU."""
     has_fp8 = tuple(map(int, gpu.compute_capability.split("."))) >= LEAST_FOR_FP8
     return (*TENSORRT_PRECISIONS, "fp8") if has_fp8 else TENSORRT_PRECISIONS
 

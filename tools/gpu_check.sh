@@ -5,7 +5,7 @@
 #
 # WHEELS holds the wheels of eagle-edge and its dependencies, fetched on a machine with a network and the same Python:
 #
-#     pip wheel -w WHEELS ".[cuda,export,calib,bench]" pytest filelock      and ".[tensorrt-rtx]" for RTX cards
+#     pip wheel -w WHEELS ".[cuda,export,calib,bench]" pytest filelock      and ".[tensorrt-rtx]" for RTX GPUs
 #
 # OUT (default gpu_check_out) gets report.md, report.json, and the log and rows of every step. PYTHON names the
 # interpreter. Exit status: 0 all well, 1 something differs or fails, 2 the check could not start.
@@ -37,7 +37,7 @@ else:
         print(f"the NVIDIA driver sees no GPU (error {error}); look at nvidia-smi")
 PY
 ) || stop "$python does not run"
-[ -z "$reason" ] || stop "this machine has no card to check: $reason"
+[ -z "$reason" ] || stop "this machine has no GPU to check: $reason"
 compgen -G "$wheels/eagle_edge-*.whl" >/dev/null || stop "$wheels holds no wheel of eagle-edge; see $0 for how to fetch"
 
 mkdir -p "$out"

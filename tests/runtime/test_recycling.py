@@ -199,7 +199,7 @@ class OnCard:
     candidates: Candidates
 
     def whole(self) -> np.ndarray:
-        raise AssertionError("no row is copied from the card")
+        raise AssertionError("no row is copied from the GPU")
 
 
 @pytest.fixture(scope="module", params=["fp32", "int8"])

@@ -110,7 +110,7 @@ def check(folder: Path, machine: FakeMachine) -> dict[str, Step]:
 
 
 def on_card(name: str) -> str:
-    """The full name of a step of the golden kit on the card."""
+    """The full name of a step of the golden kit on the GPU."""
     first, _, rest = name.partition(" ")
     return f"{first} fp16 on {BACKEND} {rest}".strip()
 
@@ -150,7 +150,7 @@ def test_without_a_card_the_rest_is_checked(
     golden_kit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out.json"
-    with pytest.raises(BackendError, match=r"^this machine has no card to check: no NVIDIA driver is installed$"):
+    with pytest.raises(BackendError, match=r"^this machine has no GPU to check: no NVIDIA driver is installed$"):
         run_check(golden_kit, read_kit(golden_kit), FakeMachine(gpu=False).machine, output, as_json=True)
     report = json.loads(output.read_text(encoding="utf-8"))
     assert json.loads(capsys.readouterr().out) == report
@@ -187,7 +187,7 @@ def test_the_command_without_a_card(golden_kit: Path, tmp_path: Path, capsys: py
     output = tmp_path / "card.json"
     assert doctor.main(["--card", str(golden_kit), "--output", str(output)]) == 2
     out, err = capsys.readouterr()
-    assert err.startswith("eagle-doctor: this machine has no card to check: no NVIDIA driver") and err.count("\n") == 1
+    assert err.startswith("eagle-doctor: this machine has no GPU to check: no NVIDIA driver") and err.count("\n") == 1
     assert "logits fp16 on cpu" in out and json.loads(output.read_text(encoding="utf-8"))["schema"] == 2
 
 
@@ -258,7 +258,7 @@ def test_a_precision_that_the_card_lacks(kit: Path) -> None:
     made = read_kit(kit)
     served = {"fp16": made.precisions["fp16"], "fp8": ("12.0",)}
     steps = list(check_card(kit, dataclasses.replace(made, precisions=served), FakeMachine().machine))
-    assert steps[-1] == Step(f"load fp8 on {BACKEND}", None, "cards of compute capability 8.9 have no kernels for fp8")
+    assert steps[-1] == Step(f"load fp8 on {BACKEND}", None, "GPUs of compute capability 8.9 have no kernels for fp8")
 
 
 @pytest.mark.parametrize("wrong", [0.2, np.nan])

@@ -61,7 +61,7 @@ def test_the_script_is_sound() -> None:
 def test_without_a_card_it_says_so_in_a_line(tmp_path: Path) -> None:
     status, err = script(tmp_path, tmp_path / "out")
     assert (status, err.count("\n")) == (2, 1)
-    assert err.startswith("gpu_check: this machine has no card to check: no NVIDIA driver is installed")
+    assert err.startswith("gpu_check: this machine has no GPU to check: no NVIDIA driver is installed")
     assert not list(tmp_path.iterdir())
     done = subprocess.run(
         [sys.executable, SCRIPT.with_suffix(".py"), tmp_path],

@@ -114,9 +114,7 @@ def pack(folder: Path, archive: Path) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        prog="eagle_tools.card_kit", description="Make the kit that eagle-doctor --card checks a card with."
-    )
+    parser = Parser(prog="eagle_tools.card_kit", description="Make the kit that eagle-doctor --card checks a GPU with.")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="KIT", help="a new folder")
     parser.add_argument("--archive", type=Path, metavar="FILE", help="also pack it into FILE.tar.xz")
     parser.add_argument("--target", type=Path, default=PAIR / "target", metavar="T", help="default: the demo pair's")

@@ -25,7 +25,7 @@ def show(report: Report, machine: Place | None) -> None:
     if report.head is not None:
         for line in _head_lines(report.head, report.head_commit):
             say(line)
-    for backend, title in (("cpu", "On a CPU"), ("tensorrt-rtx", "On a graphics card")):
+    for backend, title in (("cpu", "On a CPU"), ("tensorrt-rtx", "On a GPU")):
         rows = [need for need in report.needs if need.backend == backend]
         if rows:
             console.print(_table(title, rows, report.context, machine))

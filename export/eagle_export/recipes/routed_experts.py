@@ -11,7 +11,7 @@ with an odd number gets one of its rows twice. ONNX Runtime's own MoE and QMoE o
 (microsoft/onnxruntime, onnxruntime/contrib_ops/cpu/moe), and take weights in another layout.
 
 The pass rewrites the dense form that families/dense_experts.py traces. That form stays for other engines: the number of
-an expert's rows is known only when its layer runs, and such shapes neither stay on a card nor fit an engine's profile.
+an expert's rows is known only when its layer runs, and such shapes neither stay on a GPU nor fit an engine's profile.
 
 Shapes: T rows, k experts per row, E experts, N = rows of all experts, H hidden.
 """

@@ -1,4 +1,4 @@
-"""Checks a card with a kit, step by step: a step that fails is recorded with its error, and the others run."""
+"""Checks a GPU with a kit, step by step: a step that fails is recorded with its error, and the others run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Machine:
 
 
 def check_card(folder: Path, kit: Kit, machine: Machine) -> Iterator[Step]:
-    """Yields the steps' outcomes. Without a card, those that need one are left out."""
+    """Yields the steps' outcomes. Without a GPU, those that need one are left out."""
     gpu: DeviceInfo | None = None
     try:
         gpu = machine.gpu()
@@ -64,7 +64,7 @@ def check_card(folder: Path, kit: Kit, machine: Machine) -> Iterator[Step]:
         known = {capability for served in kit.precisions.values() for capability in served}
         for precision, served in kit.precisions.items():
             if gpu.compute_capability in known and gpu.compute_capability not in served:
-                lacks = f"cards of compute capability {gpu.compute_capability} have no kernels for {precision}"
+                lacks = f"GPUs of compute capability {gpu.compute_capability} have no kernels for {precision}"
                 yield Step(f"load {precision} on {BACKEND}", None, lacks)
             else:
                 yield from _on_backend(folder, precision, BACKEND, machine, gpu)
@@ -77,7 +77,7 @@ def _step(name: str, work: Callable[[], Step]) -> Step:
         step = dataclasses.replace(work(), name=name)
     except EagleError as error:
         step = Step(name, False, str(error))
-    except Exception as error:  # a report of a card that does what no one expects is what the check is for
+    except Exception as error:  # a report of a GPU that does what no one expects is what the check is for
         step = Step(name, False, f"{type(error).__name__}: {error}")
     return dataclasses.replace(step, seconds=round(time.perf_counter() - started, 3))
 
@@ -108,7 +108,7 @@ def _on_backend(folder: Path, precision: str, backend: str, machine: Machine, gp
 
     step = _step(f"load {of}", load)
     if gpu is None and not step.ok:
-        step = dataclasses.replace(step, ok=None)  # the CPU's library may be missing where a card is
+        step = dataclasses.replace(step, ok=None)  # the CPU's library may be missing where a GPU is
     yield step
     if not opened:
         return
@@ -131,7 +131,7 @@ def _open(bundle: Path, backend: str, machine: Machine, gpu: DeviceInfo | None) 
     """Returns the loaded model, and whether its engines were built here, where those of the kit do not serve."""
     try:
         return machine.open(bundle, backend), False
-    except (BackendError, BundleError) as error:  # engines of another version of the library, or for other cards
+    except (BackendError, BundleError) as error:  # engines of another version of the library, or for other GPUs
         if gpu is None:
             raise
         try:

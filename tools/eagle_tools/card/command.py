@@ -21,7 +21,7 @@ from eagle_tools.card.kit import Kit, read_kit
 
 SCHEMA = 2  # of the report
 CONTENTS = (
-    "the card: name, compute capability, memory, driver",
+    "the GPU: name, compute capability, memory, driver",
     "the system: its kind, release and processor type, Python's version, versions of the libraries used",
     "each step of the check: its outcome, times, differences of logits, counts of tokens, an error's text",
     "no names of users, computers or folders, no text but the kit's own, nothing of other programs",
@@ -31,7 +31,7 @@ LIBRARIES = ("eagle-edge", "onnxruntime", "onnxruntime-gpu", "tensorrt-rtx", "cu
 
 def report_card(args: argparse.Namespace) -> bool:
     """Check, print a line for each step, and write the report; returns whether all is well. Raises BackendError without
-    a card, after the steps that need none; RequestError for a folder that is not a kit."""
+    a GPU, after the steps that need none; RequestError for a folder that is not a kit."""
     folder = Path(args.card)
     kit = read_kit(folder)
     output = Path(args.output or "card.json")
@@ -55,7 +55,7 @@ def run_check(folder: Path, kit: Kit, machine: Machine, output: Path, *, as_json
     else:
         print(f"{output} has the figures; docs/backends.md says what it holds and where to send it")
     if steps[0].ok is None:
-        raise BackendError(f"this machine has no card to check: {steps[0].says}")
+        raise BackendError(f"this machine has no GPU to check: {steps[0].says}")
     return all(step.ok is not False for step in steps)
 
 

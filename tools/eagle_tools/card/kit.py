@@ -1,4 +1,4 @@
-"""The kit for checking a card: bundles of one pair with prebuilt engines, and reference logits.
+"""The kit for checking a GPU: bundles of one pair with prebuilt engines, and reference logits.
 
 KIT/kit.json                 what is inside, with a SHA-256 of every other file
 KIT/requirements.txt         the library that built the engines, for pip: engines run with that version alone
