@@ -23,7 +23,6 @@ NAMES = (
     "kernels",
     "one_call",
     "tool_calls",
-    "tree_parts",
     "tune_heads",
 )
 
