@@ -161,7 +161,7 @@ def _count(least: int, most: int) -> Any:
 def _parser() -> Parser:
     parser = Parser(
         prog="eagle-serve",
-        usage="%(prog)s [options] bundle",
+        usage="%(prog)s [options] BUNDLE",
         description="Serve a bundle over HTTP: APIs of OpenAI, Ollama, llama.cpp, and a chat page.",
     )
     add_model_options(parser)

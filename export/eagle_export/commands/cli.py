@@ -256,8 +256,8 @@ def _add_make(parser: argparse.ArgumentParser) -> None:
         "draft",
         nargs="?",
         metavar="DRAFT",
-        help="folder or id of the EAGLE-1/2 or EAGLE-3 head, or of a model with a multi-token-prediction layer, such "
-        "as TARGET itself; without one, drafts come from n-gram matches in the text",
+        help="folder or id of the head (kinds: docs/heads.md), or of a model with a multi-token-prediction layer, such "
+        "as TARGET itself; without one, drafts come from the text, and from what the model held likely before",
     )
     parser.add_argument("-o", "--output", required=True, metavar="BUNDLE", help="folder to write")
     parser.add_argument(
@@ -300,8 +300,8 @@ def _add_make(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache-precision",
         choices=("int8",),
-        help="keep the target's keys and values in bytes: a quarter of the memory of a quantised target on a CPU "
-        "(default: the type in which it computes them)",
+        help="keep a quantised target's keys and values in bytes: half of the memory on backend native, a quarter on "
+        "cpu (default: the type in which it computes them)",
     )
     parser.add_argument(
         "--draft-vocab", type=int, metavar="N", help="keep the head's N most frequent tokens (needs --calibration)"

@@ -105,7 +105,7 @@ class _Completion(argparse.Action):
 
 def add_model_options(parser: argparse.ArgumentParser, backend: str | None = AUTO) -> None:
     """Add the bundle, and the options by which it is loaded."""
-    parser.add_argument("bundle", help="folder of eagle-export, or the id of one on the hub")
+    parser.add_argument("bundle", metavar="BUNDLE", help="folder of eagle-export, or the id of one on the hub")
     parser.add_argument("--backend", default=backend, metavar="ENGINE", help=f"{', '.join(BACKENDS)}, auto")
     parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and output to make room for")
     parser.add_argument(
