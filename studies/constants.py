@@ -36,7 +36,7 @@ CONSTANTS = {  # method, tree if it is not the usual one -> module of drafting/,
     "eagle": (
         ("acceptance", "PRIOR", "FADE"),
         ("cost_aware", "MAX_LEVELS", "CHILD_CHANCES", "NEWEST"),
-        ("coupling", "HEAD_NOISE", "LEAST_LIKELIHOOD", "FADE"),
+        ("coupling", "HEAD_NOISE"),
     ),
     "eagle+lookup": (
         ("acceptance", "PRIOR", "MATCHED"),

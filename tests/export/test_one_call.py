@@ -14,7 +14,7 @@ from eagle_export.base.errors import ExportError
 from eagle_export.tensorrt.draft_graph import draft_graph
 from eagle_runtime.base.tree import EAGLE1_CHOICES, Float, Tree
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, Ranker
+from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, Ranker
 from eagle_runtime.drafting.head import NEVER, Head
 from eagle_runtime.drafting.one_call import OneCallHead
 from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, chain
@@ -96,7 +96,7 @@ def test_the_graph_ranks_as_the_host(temperature: float, heads_of: Callable[...,
     the same random numbers."""
     levels, one = heads_of("eagle3")
     sampler = Sampler(SamplingParams(temperature=temperature, seed=5), [1], 256)
-    ranker: Ranker = GumbelRanker(sampler, NoiseWeight()) if temperature else GreedyRanker()
+    ranker: Ranker = GumbelRanker(sampler) if temperature else GreedyRanker()
     agreed = compared = 0
     for text, features in states(40, 2, (levels, one)):
         for head in (levels, one):

@@ -22,7 +22,7 @@ from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.acceptance import AcceptanceStats, UsualGain
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.cost_model import Costs, Timings
-from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight, Ranker
+from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, Ranker
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.rank_acceptance import RankCounts
 from eagle_runtime.drafting.sequoia import SequoiaDrafter
@@ -157,7 +157,7 @@ def test_output_is_vanillas(name: str, tree: str) -> None:
         target = Target(FakeTarget(LANGUAGE), CAPACITY)
         sampler = Sampler(params, PROMPT, VOCAB)
         head = Head(BadHead(SPOILS[name], number), CAPACITY, SCRATCH, VOCAB)
-        ranker = GumbelRanker(sampler, NoiseWeight()) if params.temperature else GreedyRanker()
+        ranker = GumbelRanker(sampler) if params.temperature else GreedyRanker()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             drafted = tokens_of(TREES[tree](head, ranker), DecodingState(target, head), sampler)

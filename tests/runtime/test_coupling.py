@@ -18,10 +18,8 @@ from eagle_runtime.core.head import WINDOW
 from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.coupling import (
     HEAD_NOISE,
-    WEIGHTS,
     GreedyRanker,
     GumbelRanker,
-    NoiseWeight,
     at_temperature,
     log_softmax,
 )
@@ -32,14 +30,6 @@ from fakes import FakeHead, FakeTarget
 
 VOCAB = 50
 FILTERS: list[dict[str, Any]] = [{}, {"top_p": 0.8}, {"top_k": 5}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.7}]
-
-
-class Full(NoiseWeight):
-    """The weight for a head whose only errors are Gumbel noise."""
-
-    @property
-    def value(self) -> float:
-        return 1.0
 
 
 def candidates(logits: npt.NDArray[np.float32], count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
@@ -59,7 +49,7 @@ def test_a_head_that_is_right_knows_every_token(temperature: float, filters: dic
     for seed in range(40):
         params = SamplingParams(temperature=temperature, seed=seed, **filters)
         logits, sampler = logits_of(seed), Sampler(params, [0] * seed, VOCAB)
-        drafted, chances = GumbelRanker(sampler, Full()).rank(*candidates(logits, VOCAB), seed)
+        drafted, chances = GumbelRanker(sampler, 1.0).rank(*candidates(logits, VOCAB), seed)
         assert sorted(drafted[0]) == list(range(VOCAB)) and np.all(np.diff(chances[0]) <= 0)
         assert np.exp(chances).sum() == pytest.approx(1, abs=1e-5)
         assert drafted[0, 0] == sampler.next(logits)
@@ -68,24 +58,19 @@ def test_a_head_that_is_right_knows_every_token(temperature: float, filters: dic
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 def test_chances_are_frequencies(noise: float) -> None:
     """The head proposes 40 tokens of 50 and errs by Gumbel noise, or says what the target says of each context on the
-    mean of contexts that look alike to it. What it holds likely is drawn as often as it says, once the weight is
-    learned."""
-    weight, rng = NoiseWeight(), np.random.default_rng(1)
+    mean of contexts that look alike to it. What it holds likely is drawn as often as it says, with the weight for such
+    a head."""
+    rng = np.random.default_rng(1)
     said, came, listed, in_list = [], [], 0.0, 0
     for seed in range(4000):
         sampler, proposal = Sampler(SamplingParams(temperature=1.0, seed=seed), [0], VOCAB), logits_of(seed)
-        coupling = GumbelRanker(sampler, weight)
-        drafted, chances = coupling.rank(*candidates(proposal, 40), 1, root=True)
+        drafted, chances = GumbelRanker(sampler, noise).rank(*candidates(proposal, 40), 1)
         one_hot = np.full(VOCAB, -100.0)
         one_hot[rng.choice(VOCAB, p=np.exp(log_softmax(proposal[None].astype(np.float64))[0]))] = 0
         token = sampler.next((proposal + rng.gumbel(size=VOCAB) if noise else one_hot).astype(np.float32))
-        coupling.learn(token)
-        if seed < 200:
-            continue
         said.append(np.exp(chances[0]))
         came.append(drafted[0] == token)
         listed, in_list = listed + float(said[-1].sum()), in_list + int(token in drafted)
-    assert weight.value == (1 if noise else 0)
     check_frequencies(said, came)
     assert listed == pytest.approx(in_list, rel=0.03)
 
@@ -106,7 +91,7 @@ def test_chances_are_frequencies_at_low_temperatures(temperature: float) -> None
     for seed in range(2000):
         sampler = Sampler(SamplingParams(temperature=temperature, seed=seed), [0], VOCAB)
         proposal = logits_of(seed)
-        ranker = GumbelRanker(sampler, Full()) if temperature else GreedyRanker()
+        ranker = GumbelRanker(sampler, 1.0) if temperature else GreedyRanker()
         drafted, chances = ranker.rank(*candidates(proposal, 8), 1)
         token = sampler.next((proposal + HEAD_NOISE * rng.gumbel(size=VOCAB)).astype(np.float32))
         assert np.all(np.diff(chances[0]) <= 0) and np.exp(chances[0]).sum() <= 1 + 1e-6
@@ -115,34 +100,23 @@ def test_chances_are_frequencies_at_low_temperatures(temperature: float) -> None
     check_frequencies(said, came)
 
 
-def test_the_weight_follows_the_text() -> None:
-    weight = NoiseWeight()
-    assert 0 < weight.value < 1
-    for wanted in (1.0, 0.0, 0.6):
-        for _ in range(200):
-            weight.learn(-np.abs(WEIGHTS - wanted))
-        assert weight.value == pytest.approx(wanted)
-    weight.learn(np.full(len(WEIGHTS), np.nan))
-    assert weight.value == pytest.approx(0.6)
-
-
 def test_more_candidates_never_make_the_best_proposal_worse() -> None:
     right = dict.fromkeys((1, 4, 16, VOCAB), 0)
     for seed in range(500):
         logits, sampler = logits_of(seed), Sampler(SamplingParams(temperature=1.0, seed=seed), [0], VOCAB)
         token = sampler.next(logits)
         for count in right:
-            right[count] += GumbelRanker(sampler, Full()).rank(*candidates(logits, count), 1)[0][0, 0] == token
+            right[count] += GumbelRanker(sampler, 1.0).rank(*candidates(logits, count), 1)[0][0, 0] == token
     assert right[1] < right[4] < right[16] < right[VOCAB] == 500
 
 
 def test_what_cannot_be_drawn_stays_finite_and_what_a_head_computes_wrong_stays_last() -> None:
     tokens, log_probs = candidates(logits_of(0), 8)
-    one = GumbelRanker(Sampler(SamplingParams(temperature=1.0, top_k=1), [0], VOCAB), NoiseWeight())
+    one = GumbelRanker(Sampler(SamplingParams(temperature=1.0, top_k=1), [0], VOCAB))
     _, chances = one.rank(tokens, log_probs, 3)
     assert chances[0, 0] == 0 and np.all(chances[0, 1:] == NEVER)
     two = np.concatenate([log_probs, np.full_like(log_probs, np.nan)])
-    every = GumbelRanker(Sampler(SamplingParams(temperature=1.0), [0], VOCAB), NoiseWeight())
+    every = GumbelRanker(Sampler(SamplingParams(temperature=1.0), [0], VOCAB))
     drafted, chances = every.rank(np.repeat(tokens, 2, 0), two, 3)
     assert np.isfinite(chances[0]).all() and sorted(drafted[1]) == sorted(tokens[0])
     drafted, chances = GreedyRanker().rank(np.repeat(tokens, 2, 0), two, 3)
@@ -165,7 +139,7 @@ def test_numbers_are_those_of_the_position_in_the_whole_text(read: int) -> None:
     prompt = [n % VOCAB for n in range(read)]
     sampler = Sampler(SamplingParams(temperature=1.0, seed=4), prompt, VOCAB)
     head = Head(FakeHead(language, top_k=VOCAB), 600, 8)
-    drafter = EagleDrafter(head, chain(3), GumbelRanker(sampler, Full()))
+    drafter = EagleDrafter(head, chain(3), GumbelRanker(sampler, 1.0))
     state = DecodingState(Target(FakeTarget(language), 600), head)
     events = itertools.islice(generate(state, drafter, sampler, prompt), 30)
     assert [cycle.step.num_accepted for cycle in list(events)[1:]] == [3] * 29

@@ -20,7 +20,7 @@ from eagle_runtime.core.generate import generate
 from eagle_runtime.core.session import Array
 from eagle_runtime.core.target import SHORT_CHUNK, Target
 from eagle_runtime.drafting import head as head_module
-from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight
+from eagle_runtime.drafting.coupling import GumbelRanker
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, chain
 from eagle_runtime.drafting.vanilla import NoDraft
@@ -202,7 +202,7 @@ def answer(state: DecodingState, params: SamplingParams, ids: list[int], count: 
     """Returns `count` tokens, and how many cycles they took; with drafts if the state has a head."""
     sampler, drafter = Sampler(params, ids, state.target.vocab_size), cast(Drafter, NoDraft())
     if state.head is not None:
-        ranker = GumbelRanker(sampler, NoiseWeight()) if params.temperature else None
+        ranker = GumbelRanker(sampler) if params.temperature else None
         drafter = EagleDrafter(state.head, DynamicTree(), ranker)
     tokens: list[int] = []
     for number, cycle in enumerate(generate(state, drafter, sampler, ids)):

@@ -25,7 +25,7 @@ from eagle_runtime.core.head import DraftHead
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.cost_model import Costs, Timings
-from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight, Ranker
+from eagle_runtime.drafting.coupling import GumbelRanker, Ranker
 from eagle_runtime.drafting.rank_acceptance import RankCounts
 from eagle_runtime.drafting.sequoia import SequoiaDrafter
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, chain
@@ -96,7 +96,7 @@ def decode(
 ) -> tuple[list[int], list[npt.NDArray[np.float32]], int]:
     """NEW_TOKENS tokens, the logits each was drawn from, and how many drafted tokens were accepted on the way."""
     sampler = RecordingSampler(params, prompt, model.manifest.target.vocab_size)
-    ranker = GumbelRanker(sampler, NoiseWeight()) if params.temperature > 0 else None
+    ranker = GumbelRanker(sampler) if params.temperature > 0 else None
     drafter = build(model.head, ranker)
     tokens: list[int] = []
     accepted = 0

@@ -21,7 +21,7 @@ from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.generate import generate
-from eagle_runtime.drafting.coupling import GumbelRanker, NoiseWeight
+from eagle_runtime.drafting.coupling import GumbelRanker
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter
 from eagle_runtime.sampling.sampler import Sampler
 from eagle_tools.grow.shape import Shape
@@ -123,7 +123,7 @@ def test_knowing_the_random_numbers_saves_passes(head: str, bundle: Callable[[st
         prompts = [model.text.encode(question.turns[0]) for question in read_questions(PAIR / "heldout.jsonl", 6)]
         for coupled, (seed, prompt) in itertools.product(passes, enumerate(prompts)):
             sampler = Sampler(SamplingParams(temperature=1.0, seed=seed), prompt, model.manifest.target.vocab_size)
-            ranker = GumbelRanker(sampler, NoiseWeight()) if coupled else None
+            ranker = GumbelRanker(sampler) if coupled else None
             drafter = EagleDrafter(model.head, DynamicTree(), ranker)
             emitted = 0
             state = DecodingState(model.bundle.target, model.head)

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from eagle_runtime.base.tree import MAX_DEPTH, Float, Int, Tree, node_depths
 from eagle_runtime.drafting.cost_model import Seconds
-from eagle_runtime.drafting.coupling import NoiseWeight
 
 # Figures in brackets: what half and double of a constant change of the tokens per second (python -m studies constants).
 # Bins of a head's log-probabilities, each corrected by accepted / expected. Chosen.
@@ -63,7 +62,6 @@ class AcceptanceStats:
         self._log_ratios = np.zeros(bins, np.float32)  # of accepted to expected, the prior included
         self._matches = PRIOR * np.stack([np.ones(len(MATCHED)), MATCHED])  # tokens of matches tried, and accepted
         self._usual_gains = {0: UsualGain()}
-        self.noise_weight = NoiseWeight()
         self.levels = LevelGains()
 
     @property

@@ -8,7 +8,7 @@ from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.constrained import ConstrainedHead, constrained
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.cost_storage import CostSource
-from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, NoiseWeight
+from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker
 from eagle_runtime.drafting.matches import EarlierText
 from eagle_runtime.drafting.method import Choice, Parts
 from eagle_runtime.drafting.one_call import OneCallHead
@@ -36,7 +36,7 @@ def shaped_drafter(choice: Choice, parts: Parts) -> Drafter:
 def eagle_drafter(head: DraftHead, choice: Choice, parts: Parts) -> EagleDrafter:
     """Returns a drafter of one head's proposals in the chosen shape, without the constraint."""
     assert choice.shape is not None
-    ranker = GumbelRanker(parts.sampler, NoiseWeight()) if parts.sampler.params.temperature > 0 else None
+    ranker = GumbelRanker(parts.sampler) if parts.sampler.params.temperature > 0 else None
     return EagleDrafter(head, choice.shape, ranker)
 
 
@@ -54,7 +54,7 @@ def cost_aware_drafter(
     head, costs = proposer or proposer_of(choice, parts)
     greedy = parts.sampler.params.temperature == 0
     stats = parts.acceptance.setdefault((choice.method.name, greedy, parts.lookahead is not None), AcceptanceStats())
-    ranker = GreedyRanker() if greedy else GumbelRanker(parts.sampler, stats.noise_weight)
+    ranker = GreedyRanker() if greedy else GumbelRanker(parts.sampler)
     own = None if head is None else allowed_head(head, parts)
     drafter = CostAwareDrafter(
         own,
@@ -79,7 +79,7 @@ def sequoia_drafter(choice: Choice, parts: Parts) -> Drafter:
     key = Key(choice.method.name, parts.sampler.params.temperature == 0, parts.lookahead is not None)
     stats = parts.acceptance.setdefault((f"{choice.method.name}:sequoia", *key[1:]), AcceptanceStats())
     own = allowed_head(head, parts)
-    ranker = None if key.greedy else GumbelRanker(parts.sampler, stats.noise_weight)
+    ranker = None if key.greedy else GumbelRanker(parts.sampler)
     drafter = SequoiaDrafter(own, costs, parts.ranks.of(key), stats.usual_gain, top_k=choice.top_k, ranker=ranker)
     return constrained(drafter, parts.lookahead, head=own)
 

@@ -67,10 +67,9 @@ class CostAwareDrafter(Drafter):
         index: finds them; None makes an NgramIndex. weighed: whether the head's chances include the index's already.
         predicted: a text that is searched for matches before the output is. datastore: a text that is searched where
         neither has a match as long. lookahead: says which matches a constraint allows. ranker: orders the head's
-        proposals, and learns from what is emitted."""
+        proposals."""
         self._head = head if head is None or ranker is None else RankedHead(head, ranker)
         self._reader = head if isinstance(head, JoinedReader) else None
-        self._ranker = ranker
         self._costs = costs
         self._timer = CycleTimer(costs, clock)
         self._acceptance = acceptance
@@ -147,8 +146,6 @@ class CostAwareDrafter(Drafter):
     def learn(self, step: Step) -> None:
         """Count what was accepted of the last tree, and report the cycle's seconds to the costs."""
         last, self._last = self._last, None
-        if self._ranker is not None:
-            self._ranker.learn(int(step.tokens[0]))
         if last is not None:
             self._acceptance.learn(last.tree, step.path, last.log_probs, last.matches)
             if self._head is not None and last.levels:

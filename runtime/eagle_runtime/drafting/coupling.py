@@ -7,14 +7,14 @@ the token that will be drawn than the head's likeliest tokens (Daliri et al., ar
 what is emitted, so this is lossless like any other way to choose them.
 
 How much the numbers help depends on the head. Where it is unsure because the target is, the numbers decide; where it is
-unsure because it does not know what the target knows, they say little. Hence a weight w between 0 and 1, learned as
-text is emitted: token i with probability q_i and number e_i is drawn with chance (q_i / e_i^w) / sum_j (q_j / e_j^w).
+unsure because it does not know what the target knows, they say little. Hence a weight w, NOISE_WEIGHT: token i with
+probability q_i and number e_i is drawn with chance (q_i / e_i^w) / sum_j (q_j / e_j^w).
 
 At temperature 0 the target's likeliest token is emitted. If the head's errors are Gumbel noise of scale s on its
 logits, that is token i with chance q_i^(1/s) / sum_j q_j^(1/s), and this bounds how sure proposals are at any low
 temperature: s is HEAD_NOISE.
 
-Shapes: R rows, k candidates per row, W weights.
+Shapes: R rows, k candidates per row.
 """
 
 from __future__ import annotations
@@ -36,24 +36,18 @@ EULER = 0.5772156649  # mean of a Gumbel variable, such as -log(number); Euler's
 # proposed: the mean log-likelihood of the emitted token is -0.94 (EAGLE-1) and -0.96 (EAGLE-3) at 1, and -0.56 and
 # -0.65 at 0.5, within 0.01 of the best scale for either.
 HEAD_NOISE = 0.5
-WEIGHTS = np.linspace(0, 1, 6)  # that are tried, chosen: 0 for the head's chances alone, 1 for the random numbers'
-PRIOR = -2 * np.abs(WEIGHTS - 0.5)  # log-likelihoods of the weights before any text; chosen: a token may outweigh them
-LEAST_LIKELIHOOD = -6.0  # log-likelihood that one token counts with at least [-1.2 %, 0.0 %]
+# Exponent of the random numbers (w above): 0 for the head's chances alone, 1 for a head whose only errors are Gumbel
+# noise. One that followed the text gave 0 to 2 % fewer tokens per second (docs/dev/sampling.md).
+NOISE_WEIGHT = 0.8
 ROUNDING = 1e-5  # of the sum of a row's probabilities, in fp32
-FADE = 0.98  # per verification: a text changes as it goes on [-0.2 %, +0.4 %]
 
 
 class Ranker(Weigher, Protocol):
     """Turns a head's probabilities into chances to be emitted."""
 
-    def rank(self, tokens: Int, log_probs: Float, position: int, *, root: bool = False) -> tuple[Int, Float]:
+    def rank(self, tokens: Int, log_probs: Float, position: int) -> tuple[Int, Float]:
         """Returns the candidates [R, k] of a position, best first, and the log-chances [R, k] that they are emitted.
-
-        tokens, log_probs [R, k]: the head's, best first. root: the next call of `learn` gives the token that was
-        emitted where the first row's candidates are proposed for."""
-
-    def learn(self, token: int) -> None:
-        """Learn from the token that was emitted."""
+        tokens, log_probs [R, k]: the head's, best first."""
 
 
 class RankedHead(WrappedHead):
@@ -65,21 +59,21 @@ class RankedHead(WrappedHead):
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead; the ranker is the weigher."""
-        return self._ranked(self._head.catch_up(tokens, self._ranker, rows), root=True)
+        return self._ranked(self._head.catch_up(tokens, self._ranker, rows))
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
         """As in DraftHead."""
         return self._ranked(self._head.feed(tokens, hidden, parents, committed, depth))
 
-    def _ranked(self, proposal: Proposal, *, root: bool = False) -> Proposal:
-        ranked = self._ranker.rank(proposal.tokens, proposal.log_probs, proposal.position, root=root)
+    def _ranked(self, proposal: Proposal) -> Proposal:
+        ranked = self._ranker.rank(proposal.tokens, proposal.log_probs, proposal.position)
         return Proposal(*ranked, proposal.hidden, proposal.position)
 
 
 class GreedyRanker:
     """For temperature 0: the chance that the target holds a token likeliest."""
 
-    def rank(self, tokens: Int, log_probs: Float, position: int, *, root: bool = False) -> tuple[Int, Float]:
+    def rank(self, tokens: Int, log_probs: Float, position: int) -> tuple[Int, Float]:
         """As in Ranker; the order stays."""
         # As log_softmax of at_temperature in half as many steps: probabilities to the power 1 / HEAD_NOISE, normalised.
         wide = log_probs.astype(np.float64)
@@ -94,37 +88,16 @@ class GreedyRanker:
         """As in Weigher."""
         return Weights(np.array([1 / HEAD_NOISE, 1, 1 / HEAD_NOISE - 1, 0, 1], np.float32))
 
-    def learn(self, token: int) -> None:
-        """The ranking does not depend on the text."""
-
-
-class NoiseWeight:
-    """The weight w of the random numbers that has predicted the emitted tokens best of late."""
-
-    def __init__(self) -> None:
-        self._log_likelihoods = PRIOR.copy()
-
-    @property
-    def value(self) -> float:
-        """The weight, one of WEIGHTS."""
-        return float(WEIGHTS[self._log_likelihoods.argmax()])
-
-    def learn(self, log_likelihoods: Row) -> None:
-        """log_likelihoods [W]: of one emitted token, by each weight."""
-        if np.isfinite(log_likelihoods).all():  # NaN comes from a broken head
-            self._log_likelihoods = FADE * self._log_likelihoods + np.maximum(log_likelihoods, LEAST_LIKELIHOOD)
-
 
 class GumbelRanker:
     """For temperatures above 0: the chance that a token is drawn. One object per generation."""
 
-    def __init__(self, sampler: Sampler, weight: NoiseWeight) -> None:
-        """sampler: draws the tokens, at a temperature above 0. weight: learns from this generation."""
+    def __init__(self, sampler: Sampler, weight: float = NOISE_WEIGHT) -> None:
+        """sampler: draws the tokens, at a temperature above 0. weight: of the random numbers."""
         self._sampler = sampler
         self._weight = weight
-        self._root: tuple[Int, Row, Row] | None = None  # tokens, scores, noise of candidates whose outcome is awaited
 
-    def rank(self, tokens: Int, log_probs: Float, position: int, *, root: bool = False) -> tuple[Int, Float]:
+    def rank(self, tokens: Int, log_probs: Float, position: int) -> tuple[Int, Float]:
         """As in Ranker. The temperature and the filters apply to the candidates as they will to the target's
         logits; penalties and biases do not. All other tokens together count as one, with a mean winner's number."""
         scores = self._filtered(log_probs.astype(np.float64))
@@ -132,9 +105,7 @@ class GumbelRanker:
         noise = np.concatenate([-np.log(self._sampler.exponential_noise(position)[tokens]), mean], 1)
         if (scale := self._sampler.params.temperature / HEAD_NOISE) < 1:
             scores, noise = scale * scores, scale * noise
-        if root:
-            self._root = tokens[0], scores[0], noise[0]
-        log_chances = log_softmax(scores + self._weight.value * noise)[:, :-1]
+        log_chances = log_softmax(scores + self._weight * noise)[:, :-1]
         order = np.argsort(-log_chances, axis=1, kind="stable")
         rows = np.arange(len(tokens))[:, None]
         log_chances = np.maximum(log_chances[rows, order], NEVER)
@@ -142,25 +113,12 @@ class GumbelRanker:
 
     def weights(self, position: int, levels: int, known: Int | None) -> Weights:
         """As in Weigher, without the filters, which an engine does not know."""
-        temperature, weight = self._sampler.params.temperature, self._weight.value
+        temperature, weight = self._sampler.params.temperature, self._weight
         scale = min(1.0, temperature / HEAD_NOISE)
         numbers = [scale / temperature, scale, (1 / temperature - 1) * scale, EULER * scale * weight, 1]
         clocks = np.stack([self._sampler.exponential_noise(position + level) for level in range(levels)])
         clocks = np.asarray(clocks if known is None else clocks[:, known], np.float32)
         return Weights(np.array(numbers, np.float32), np.log(clocks) * np.float32(-scale * weight))
-
-    def learn(self, token: int) -> None:
-        """As in Ranker."""
-        if self._root is None:
-            return
-        tokens, scores, noise = self._root
-        places = np.flatnonzero(tokens == token)
-        column = places[0] if len(places) else len(tokens)
-        weighed = scores + WEIGHTS[:, None] * noise
-        highest = weighed.max(1)
-        sums = np.exp(weighed - highest[:, None]).sum(1)
-        self._weight.learn(weighed[:, column] - highest - np.log(sums))
-        self._root = None
 
     def _filtered(self, log_probs: Row) -> Row:
         """Returns log-weights [R, k + 1] of the candidates [R, k], and of all other tokens together, after temperature,

@@ -171,7 +171,6 @@ class SequoiaDrafter(Drafter):
         self._costs = costs
         self._counts = counts
         self._gain = DraftGain(usual)
-        self._ranker = ranker
         self._ranks = min(top_k, head.top_k, RANKS)
         self._levels = min(LEVELS, 1 + head.scratch // self._ranks)
         self._plan: Plan | None = None  # of the last tree
@@ -201,8 +200,6 @@ class SequoiaDrafter(Drafter):
 
     def learn(self, step: Step) -> None:
         """Count the ranks of what was emitted, and report the cycle's seconds to the costs."""
-        if self._ranker is not None:
-            self._ranker.learn(int(step.tokens[0]))
         if self._plan is not None and self._head.proposals:
             self._counts.learn(_ranks_of(step.tokens, self._plan.rows, self._head.proposals, self._ranks))
             self._head.forget()

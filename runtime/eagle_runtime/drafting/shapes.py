@@ -153,7 +153,7 @@ class EagleDrafter(Drafter):
     """Grows the proposals of an EAGLE-1/2/3 head into a tree of a fixed shape."""
 
     def __init__(self, head: DraftHead, shape: TreeShape, ranker: Ranker | None = None) -> None:
-        """ranker: of the head's proposals, if any is; it learns from what is emitted."""
+        """ranker: of the head's proposals, if any is."""
         check_children(head.top_k, shape.children)
         if shape.scratch > head.scratch:
             raise RequestError(
@@ -162,7 +162,6 @@ class EagleDrafter(Drafter):
             )
         self._head = head if ranker is None else RankedHead(head, ranker)
         self._shape = shape
-        self._ranker = ranker
 
     def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         """As in Drafter."""
@@ -172,6 +171,4 @@ class EagleDrafter(Drafter):
         return self._shape.grow(self._head, tokens[-1], first, max_nodes)
 
     def learn(self, step: Step) -> None:
-        """Tells the ranker what was emitted after the root."""
-        if self._ranker is not None:
-            self._ranker.learn(int(step.tokens[0]))
+        """The trees do not depend on what was accepted."""
