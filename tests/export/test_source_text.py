@@ -17,6 +17,7 @@ from eagle_export.reading.families.source import load_source
 from eagle_export.recording.continuations import continuations
 from eagle_export.recording.self_calibration import observe_source
 from eagle_export.recording.source_text import Greedy, Writer, sample
+from tiny_families import ROWS, Row, source_of
 
 
 def test_tokens_are_sampled_by_their_probabilities() -> None:
@@ -50,6 +51,19 @@ def test_texts_are_those_that_are_written_alone() -> None:
         ids = torch.tensor([[*written[0].start, *written[0].tokens[:-1]]])
         wanted = model(input_ids=ids, output_hidden_states=True).hidden_states[2]
     torch.testing.assert_close(written[0].hidden[2], wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_every_family_writes_its_texts_and_reads_no_token_in_vain(row: Row) -> None:
+    """Those whose attention adds a mask refuse a pass for which the caches have no room: they had no certificate."""
+    model, passes = source_of(row), list[int]()
+    writer = Writer(model, before=lambda texts, batch: passes.append(batch))
+    (written,) = writer.write([], 0, (), [Greedy([5, 9, 7], 16, (), with_logits=True)], ())[1]
+    with torch.inference_mode():
+        ids = torch.tensor([[*written.start, *written.tokens[:-1]]])
+        wanted = model(input_ids=ids, use_cache=False).logits[0, 2:].numpy()
+    assert len(passes) == len(written.tokens) == 16 and written.logits is not None
+    np.testing.assert_allclose(written.logits, wanted, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3"])

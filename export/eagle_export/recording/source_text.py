@@ -128,8 +128,6 @@ class Writer:
             for row, one in enumerate(state, count):
                 one.keep(out.hidden_states, row, taps)
             self._report(read, last)
-            if read >= length * bool(count) and all(one.done for one in state):
-                break
             logits = out.logits[:, -1].float()
             if count and len(texts[0]) == read < length:
                 for text, token in zip(texts, sample(logits[:count], random).tolist(), strict=False):
@@ -137,6 +135,8 @@ class Writer:
             for row, one in enumerate(state, count):
                 one.go_on(logits[row], read)
                 texts[row] = one.text
+            if read >= length * bool(count) and all(one.done for one in state):
+                break  # before the last tokens are read, for which the caches have no room
             new = torch.tensor([[text[min(read, len(text) - 1)]] for text in texts])  # a finished text repeats its end
         return Sampled(torch.tensor(texts[:count]), kept, passes), [one.written() for one in state]
 
