@@ -25,7 +25,7 @@ from eagle_export.reading.families.source import load_source
 from eagle_export.reading.families.target import open_target
 from eagle_export.reading.reconcile import untied_note
 from eagle_export.writing.settings import Settings
-from eagle_runtime import EagleModel
+from eagle_runtime import EagleModel, RequestError
 from eagle_runtime.base.files import MANIFEST_NAME
 from export_workplace import configure, make_target
 from systems import read_tensors
@@ -120,6 +120,36 @@ def test_adapters_are_named(tmp_path: Path) -> None:
     (folder / "config.json").unlink()  # as PEFT saves one
     with pytest.raises(ExportError, match="an adapter without its model"):
         open_target(folder)
+
+
+def test_an_adapter_beside_a_whole_model_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    target = make_target(tmp_path / "t")
+    (target / "adapter_config.json").write_text("{}")
+    (note,) = open_target(target).notes
+    assert "an adapter lies next to the model" in note and "merge_and_unload" in note
+
+
+def test_tokens_without_rows_are_told_at_export_and_named_in_prompts(tmp_path: Path) -> None:
+    """As Gemma-3's text models have one, and models with tokens that were added without new rows."""
+    content = json.loads((GOLDEN / "byte_tokenizer.json").read_text(encoding="utf-8"))
+    rows = len(content["model"]["vocab"])
+    ends = (EMBEDDING, LM_HEAD)
+    target = make_target(tmp_path / "t", lambda tensors: tensors.update({n: tensors[n][:rows].clone() for n in ends}))
+    configure(target, vocab_size=rows)
+    flags = dict.fromkeys(("normalized", "single_word", "lstrip", "rstrip"), False)
+    content["added_tokens"].append({"id": rows, "content": "<image>", "special": True, **flags})
+    (target / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    done = export(target, None, tmp_path / "bundle", Settings(certify=False))
+    assert any(
+        "its tokenizer has the token '<image>' (id 131) for which the model has no row" in w for w in done.warnings
+    )
+    with (
+        EagleModel.load(tmp_path / "bundle") as model,
+        pytest.raises(
+            RequestError, match=r"the prompt holds '<image>', for which the model has no row \(id 131 of 131\)"
+        ),
+    ):
+        model.generate("an <image> here")
 
 
 @pytest.mark.parametrize(

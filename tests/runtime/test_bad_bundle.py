@@ -252,8 +252,11 @@ REQUESTS: list[tuple[list[str], str]] = [
     (["--prompt-ids", "9" * 30], "outside the vocabulary of 256"),
     (["--prompt-ids", ""], "--prompt-ids"),
     (["--prompt-ids", "1,,2"], "'1,,2'"),
-    (["--prompt-ids", ",".join(["5"] * 2048)], "the prompt has 2048 tokens, but the context holds 2048"),
-    ([*IDS, "--context", "3"], "the prompt has 3 tokens, but the context holds 3"),
+    (
+        ["--prompt-ids", ",".join(["5"] * 2048)],
+        "the prompt has 2048 tokens, but the context holds 2048 with the output, and this model serves no more",
+    ),
+    ([*IDS, "--context", "3"], "holds 3 with the output; shorten it or load with a larger context (this model serves"),
     (["--prompt", "hello"], "bundle has no tokenizer.json"),
     (["--prompt", ""], "bundle has no tokenizer.json"),
     ([], "--prompt"),

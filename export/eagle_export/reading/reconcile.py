@@ -12,8 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from eagle_export.base.errors import ExportError
-from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint, read_json
+from eagle_export.reading.checkpoint import ADAPTER, EMBEDDING, LM_HEAD, Checkpoint, read_json
 from eagle_export.reading.stored_tensors import StoredTensor, same_values
+from eagle_runtime.base.arguments import short_repr
+from eagle_runtime.text.tokenizer import Text
 
 # Segments that torch.compile, DDP and FSDP put into names; PEFT's and DDP's that stand before all others.
 WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -31,6 +33,11 @@ def reconciled(target: Checkpoint) -> Checkpoint:
     values of tensors are read. Raises ExportError for adapters that are not merged and quantised weights."""
     tensors, notes = _plain_names(target)
     config = _agreeing(target.config, tensors)
+    if (target.folder / ADAPTER).is_file():
+        notes.append(
+            f"an adapter lies next to the model ({ADAPTER}) and is left out; if it belongs to it, merge it (PEFT: "
+            "merge_and_unload(), then save_pretrained) and export that"
+        )
     if notes:
         notes = [f"{target.folder}: {note}" for note in notes]
     return replace(target, config=config, tensors=tensors, notes=(*target.notes, *notes))
@@ -63,6 +70,21 @@ def untied_note(target: Checkpoint) -> str | None:
     return (
         f"{target.folder}: config.json ties the LM head to the embedding, but {LM_HEAD!r} is stored too and differs; "
         "it is used as it is stored, as transformers 5 does"
+    )
+
+
+def rowless_note(target: Checkpoint, text: Text, vocab: int) -> str | None:
+    """Returns that a target's tokenizer knows tokens for which its embedding of `vocab` rows has none; None if all
+    have one."""
+    beyond = sorted((number, token) for token, number in (text.ids_of_tokens() or {}).items() if number >= vocab)
+    if not beyond:
+        return None
+    number, token = beyond[0]
+    what = f"the token {short_repr(token)} (id {number})"
+    if len(beyond) > 1:
+        what = f"{len(beyond)} tokens, such as {short_repr(token)} (id {number}),"
+    return (
+        f"{target.folder}: its tokenizer has {what} for which the model has no row; a prompt that holds one is refused"
     )
 
 

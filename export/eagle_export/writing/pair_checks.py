@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eagle_export.base.errors import ExportError
 from eagle_export.graphs.pair import HeadPart, Pair, left_out_note
-from eagle_export.reading.reconcile import untied_note
+from eagle_export.reading.reconcile import rowless_note, untied_note
 from eagle_export.recipes.int8_cache import MOST
 from eagle_export.recipes.plan import routes_experts
 
@@ -43,6 +43,8 @@ def notes_on(pair: Pair, backend: str) -> list[str]:
     notes = [*pair.target.notes, *pair.generation.notes]
     if (untied := untied_note(pair.target)) is not None:
         notes.append(untied)
+    if (rowless := rowless_note(pair.target, pair.text, int(pair.config.vocab_size))) is not None:
+        notes.append(rowless)
     if pair.family.experts is not None and not routes_experts(backend):
         notes.append(
             f"all {pair.family.experts.count(pair.config)} experts of a layer are computed for every row, not only "

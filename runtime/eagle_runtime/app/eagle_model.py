@@ -429,13 +429,19 @@ class EagleModel:
             raise RequestError("the prompt is empty; give at least one token")
         for index, token in enumerate(tokens):
             if not 0 <= token < vocab:
+                named = self.text.token_named(token)
                 raise RequestError(
                     f"prompt id {short_repr(token)} at position {index} is outside the vocabulary of {vocab}"
+                    if named is None
+                    else f"the prompt holds {short_repr(named)}, for which the model has no row (id {token} of "
+                    f"{vocab}); leave it out"
                 )
         if len(tokens) >= self.context:
+            most = self.manifest.target.context
+            longer = f" or load with a larger context (this model serves up to {most})" if self.context < most else ""
             raise ContextError(
-                f"the prompt has {len(tokens)} tokens, but the context holds {self.context} with the output; "
-                f"shorten it or load with a larger context (this model serves up to {self.manifest.target.context})",
+                f"the prompt has {len(tokens)} tokens, but the context holds {self.context} with the output"
+                f"{'' if longer else ', and this model serves no more'}; shorten it{longer}",
                 needed=len(tokens) + 1,
                 available=self.context,
             )

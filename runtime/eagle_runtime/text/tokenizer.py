@@ -118,6 +118,11 @@ class Text:
         inner = {a for a in found for b in found if a != b and a in b}
         return {special: known[special] for special in found - inner}
 
+    def token_named(self, token_id: int) -> str | None:
+        """The token of an id as the tokenizer lists it; None for an id that it lacks."""
+        known = self._tokenizer is not None and 0 <= token_id < 1 << 32
+        return self._tokenizer.id_to_token(token_id) if known else None  # type: ignore[union-attr]
+
     def special_id(self, text: str) -> int | None:
         """The id of a special token by its content; None for any other text."""
         token_id = self._tokenizer.token_to_id(text) if self._tokenizer is not None else None
