@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from eagle_export.graphs.pair import open_pair
 from eagle_train.answering import BUCKET, Request, Requests, TargetSampler
 from eagle_train.cli import main
 from eagle_train.config import Sampling
@@ -26,7 +27,7 @@ from eagle_train.graphed import GraphedSampler
 from eagle_train.partial import PartialFile
 from eagle_train.sampling import choose, cut_loop, uniform
 from eagle_train.target import FrozenTarget
-from text_targets import EOS, text_target
+from text_targets import CHAT, EOS, text_target
 
 VOCAB = 61
 DIALOGUE = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
@@ -266,7 +267,7 @@ def test_the_target_asks_further_questions_itself(tmp_path: Path) -> None:
     sampler = Scripted(
         ["A$", "B$", "f?$", "F$", "g?$", "no end", "C$", " $", "D$", "E$", "longer than holds here" * 3 + "$"]
     )
-    asked = Prompts(file, target, 131, Sampling(max_new_tokens=9))
+    asked = Prompts(file, target, 131, 90, Sampling(max_new_tokens=9))
     ended = list(Asker(sampler, asked, set()).answered())
     contents = [[message["content"] for message in dialogue.messages] for dialogue, _ in ended]
     assert contents == [["a", "A", "b", "B", "f?", "F", "g?", "no end"], ["c", "C"], ["d", "D"], ["e", "E"]]
@@ -277,6 +278,47 @@ def test_the_target_asks_further_questions_itself(tmp_path: Path) -> None:
     assert [request.sampling.temperature for request in sampler.requests] == [0, 0, 1, 0, 1, 0, 0, 1, 0, 0, 1]
     assert len({request.number for request in sampler.requests}) == 11
     assert [dialogue.number for dialogue, _ in Asker(Scripted(["D$"]), asked, {0, 1, 3}).answered()] == [2]
+
+
+LATE = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}"
+
+
+def test_prompts_that_cannot_be_answered_end_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A prompt beyond the context, or one that the template refuses, is left out before the first answer, and not
+    where a run has come so far."""
+    target = text_target(tmp_path / "target", f"{LATE}{{% endfor %}}{CHAT}")
+    system, user = {"role": "system", "content": "s"}, {"role": "user", "content": "u"}
+    rows: list[dict[str, Any]] = [{"prompt": "a"}, {"prompt": "b" * 3000}, {"turns": ["c" * 3000]}]
+    rows += [{"messages": [system, system, user]}, {"turns": ["d"]}]
+    out, file = tmp_path / "out.jsonl", write(tmp_path / "prompts.jsonl", rows)
+    assert main(generate(target, file, out, "--max-new-tokens", "4")) == 0
+    said, *_ = capsys.readouterr().err.splitlines()
+    assert "3 prompts of" in said and "(line 2: 3000 tokens, but the target's context is 2048)" in said
+    first, last = map(json.loads, out.read_text(encoding="utf-8").splitlines())
+    assert first["ids"][0] == ord("a") + 3 and last["messages"][0]["content"] == "d"
+    write(file, rows[3:4])
+    assert main(generate(target, file, tmp_path / "new.jsonl")) == 2
+    assert "no prompt that can be answered (line 1: the chat template" in capsys.readouterr().err
+
+
+def test_a_later_question_that_the_template_refuses_ends_its_dialogue_alone(tmp_path: Path) -> None:
+    target = text_target(tmp_path / "target", f"{LATE}{{% endfor %}}{CHAT}")
+    messages = [{"role": role, "content": role[0]} for role in ("user", "assistant", "system", "user")]
+    file = write(tmp_path / "prompts.jsonl", [{"messages": messages}, {"turns": ["b", "c"]}])
+    asked = Prompts(file, target, 131, 90, Sampling(max_new_tokens=9))
+    assert asked.count() == 2
+    ended = [dialogue.messages for dialogue, _ in Asker(Scripted(["A$", "B$", "C$"]), asked, set()).answered()]
+    assert sorted([message["content"] for message in each] for each in ended) == [["b", "B", "c", "C"], ["u", "A"]]
+
+
+def test_texts_end_where_those_of_a_bundle_do(tmp_path: Path) -> None:
+    """A fine-tune whose tokenizer alone names what ends a turn: an answer would go on to the last token allowed."""
+    folder = text_target(tmp_path / "target")
+    for name in ("config.json", "generation_config.json"):
+        if (folder / name).is_file():
+            stated = json.loads((folder / name).read_text(encoding="utf-8"))
+            (folder / name).write_text(json.dumps({**stated, "eos_token_id": 2}), encoding="utf-8")
+    assert FrozenTarget(folder, torch.device("cpu")).eos == open_pair(folder, None).generation.eos == (2, EOS)
 
 
 def test_the_header_of_the_users_turn_is_the_templates(tmp_path: Path) -> None:

@@ -43,11 +43,14 @@ class Dialogue:
 
 
 class Prompts:
-    """A JSONL file of prompts, with the target's tokenizer."""
+    """A JSONL file of prompts, with the target's tokenizer. left_out: line of a prompt that cannot be answered -> why,
+    known once `count` has read them all."""
 
-    def __init__(self, file: Path, target: Path, vocab_size: int, sampling: Sampling) -> None:
+    def __init__(self, file: Path, target: Path, vocab_size: int, context: int, sampling: Sampling) -> None:
         self._file, self._target, self._vocab_size, self._sampling = file, target, vocab_size, sampling
+        self._context = context
         self._tokenizer: Any = None
+        self.left_out: dict[int, str] = {}
 
     def tokenizer(self, where: str = "prompts") -> Any:
         """Returns the target's tokenizer, loaded when first needed."""
@@ -65,15 +68,38 @@ class Prompts:
                 "'ids' instead"
             ) from None
 
+    def count(self) -> int:
+        """Reads all prompts, and returns how many answers they ask for. A prompt that the context does not hold, or
+        that the chat template refuses, is left out: it would end a run in its middle. Raises TrainError."""
+        answers = 0
+        for line, dialogue in self._read():
+            if (reason := self._unanswerable(dialogue)) is None:
+                answers += self._sampling.samples
+            else:
+                self.left_out[line] = reason
+        return answers
+
     def dialogues(self) -> Iterator[Dialogue]:
         """Yields the prompts of the file, each as often as it is to be answered. Raises TrainError."""
+        numbers = itertools.count()
+        for line, dialogue in self._read():
+            for _ in range(0 if line in self.left_out else self._sampling.samples):
+                yield replace(copy.deepcopy(dialogue), number=next(numbers))
+
+    def _read(self) -> Iterator[tuple[int, Dialogue]]:
+        """Yields line and prompt of each row."""
         if not self._file.is_file():
             raise TrainError(f"{self._file} does not exist; give a JSONL file with one prompt per line")
-        numbers = itertools.count()
         for line, row in json_lines(self._file, TrainError, "correct the file"):
-            dialogue = self._dialogue(f"{self._file}, line {line}", row)
-            for _ in range(self._sampling.samples):
-                yield replace(copy.deepcopy(dialogue), number=next(numbers))
+            yield line, self._dialogue(f"{self._file}, line {line}", row)
+
+    def _unanswerable(self, dialogue: Dialogue) -> str | None:
+        """Why the first answer of a dialogue cannot be written; None if it can."""
+        try:
+            ids = dialogue.ids or self.rendered(next_question(dialogue.questions))
+        except TrainError as error:
+            return str(error)
+        return None if len(ids) < self._context else f"{len(ids)} tokens, but the target's context is {self._context}"
 
     def _dialogue(self, where: str, row: dict[str, Any]) -> Dialogue:
         try:
@@ -105,6 +131,12 @@ class Prompts:
         if not any(message["role"] == "user" for message in asked):
             raise TrainError(f"{where}: no message is the user's, so there is nothing to answer")
         return asked
+
+
+def next_question(questions: Sequence[Message]) -> list[Message]:
+    """Returns the messages up to the first of the user's, which is what is answered next."""
+    users = [index for index, message in enumerate(questions) if message["role"] == "user"]
+    return list(questions[: users[0] + 1] if users else questions)
 
 
 def user_header(tokenizer: Any, messages: Sequence[Message]) -> str:

@@ -21,7 +21,7 @@ from eagle_runtime.base.files import file_sha256
 from eagle_train.answering import AnswerSampler, Request, TargetSampler
 from eagle_train.bundle_target import opened_sampler
 from eagle_train.config import Sampling
-from eagle_train.dialogues import Dialogue, Prompts, user_header
+from eagle_train.dialogues import Dialogue, Prompts, next_question, user_header
 from eagle_train.errors import TrainError
 from eagle_train.graphed import GraphedSampler
 from eagle_train.partial import PartialFile
@@ -57,9 +57,19 @@ def generate_answers(
         return
     try:
         with claimed(output.absolute()) as work, _opened(target, sampling, device, bundle) as sampler:
-            asked = Prompts(prompts, target, sampler.vocab_size, sampling)
-            if not (total := sum(1 for _ in asked.dialogues())):
-                raise TrainError(f"{prompts} holds no prompts; give a JSONL file with one per line")
+            asked = Prompts(prompts, target, sampler.vocab_size, sampler.context, sampling)
+            total = asked.count()
+            example = "".join(f"line {line}: {reason}" for line, reason in [*asked.left_out.items()][:1])
+            if not total:
+                raise TrainError(
+                    f"{prompts} holds no prompt that can be answered ({example}); shorten or correct them"
+                    if example
+                    else f"{prompts} holds no prompts; give a JSONL file with one per line"
+                )
+            if example:
+                progress.say(
+                    f"{len(asked.left_out)} prompts of {prompts} cannot be answered and are left out ({example})"
+                )
             with partial.opened(_run_of(target, prompts, sampling, bundle), resume) as done:
                 progress.begin(total, len(done))
                 for dialogue, tokens in Asker(sampler, asked, done).answered():
@@ -101,7 +111,7 @@ class Asker:
         self._new = (dialogue for dialogue in prompts.dialogues() if dialogue.number not in done)
         self._begun: deque[Dialogue] = deque()
         self._asked: dict[int, Dialogue] = {}
-        self._full: list[Dialogue] = []  # whose next question the context does not hold
+        self._full: list[Dialogue] = []  # whose next question the context does not hold, or the template refuses
 
     def answered(self) -> Iterator[tuple[Dialogue, int]]:
         """Yields each dialogue with its answers, as it ends, and the number of their tokens. Raises TrainError."""
@@ -147,11 +157,20 @@ class Asker:
                 sampling = replace(ASKING, seed=sampling.seed)
             elif not ids:
                 before = list(dialogue.messages)
-                while dialogue.questions and (not dialogue.messages or dialogue.messages[-1]["role"] != "user"):
-                    dialogue.messages.append(dialogue.questions.pop(0))
-                ids = self._prompts.rendered(dialogue.messages)
-                if dialogue.turn and len(ids) >= self._sampler.context:
+                if dialogue.questions and (not before or before[-1]["role"] != "user"):
+                    asked = next_question(dialogue.questions)
+                    dialogue.messages = [*before, *asked]
+                    del dialogue.questions[: len(asked)]
+                try:
+                    ids = self._prompts.rendered(dialogue.messages)
+                except TrainError:
+                    if not dialogue.turn:
+                        raise
+                    ids = []
+                if dialogue.turn and (not ids or len(ids) >= self._sampler.context):
                     dialogue.messages = before
+                    self._full.append(dialogue)
+                    continue
             if dialogue.turn and len(ids) >= self._sampler.context:
                 self._full.append(dialogue)
                 continue

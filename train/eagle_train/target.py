@@ -18,8 +18,11 @@ from transformers.utils.logging import disable_progress_bar
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.kinds import KINDS
 from eagle_export.heads.reading import default_taps
-from eagle_export.reading.checkpoint import Checkpoint, open_checkpoint
+from eagle_export.reading.checkpoint import EMBEDDING, Checkpoint, open_checkpoint
 from eagle_export.reading.families.family import rope_settings
+from eagle_export.reading.families.generation import generation_of
+from eagle_export.reading.families.registry import family_of
+from eagle_export.reading.texts import read_texts, text_of
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.manifest import HeadKind
 from eagle_train.data import first_line
@@ -60,8 +63,7 @@ class FrozenTarget:
         self.model = model.to(device).eval().requires_grad_(False)
         self.config = model.config
         self.device = device
-        eos = model.generation_config.eos_token_id
-        self.eos: tuple[int, ...] = () if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),)
+        self.eos = ends_of(self.checkpoint)  # as a bundle's texts end, and not by one file of several
 
     @property
     def vocab_size(self) -> int:
@@ -130,6 +132,13 @@ class FrozenTarget:
             fc_bias=False,
             taps=default_taps(int(config.num_hidden_layers)) if KINDS[kind].reads_taps else (),
         )
+
+
+def ends_of(target: Checkpoint) -> tuple[int, ...]:
+    """Returns the ids that end a target's texts, as an export decides them. Raises ExportError for ids that are none,
+    and for files of a tokenizer that cannot be read."""
+    vocab = target.require(EMBEDDING, (None, None)).shape[0]
+    return generation_of(target, family_of(target), text_of(target, read_texts(target)), vocab).eos
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:
