@@ -344,6 +344,14 @@ def test_wrong_arguments_take_one_line(
     assert says in refusal(work, [*work.arguments(), *argv], capsys)
 
 
+def test_a_head_is_no_gguf_file(work: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+    """The advice was to give a target's .gguf file."""
+    file = work.root / "head.gguf"
+    file.write_bytes(b"GGUF")
+    message = refusal(work, [str(work.target), str(file), "-o", str(work.bundle)], capsys)
+    assert "head.gguf is a GGUF file, which only the target of an export may be" in message
+
+
 def test_a_name_no_disk_takes(work: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
     work.bundle = work.bundle.with_name(300 * "x")
     says = "File name too long" if os.name == "posix" else "cannot be written"  # the words are the system's

@@ -293,12 +293,27 @@ def test_prompts_that_cannot_be_answered_end_no_run(tmp_path: Path, capsys: pyte
     out, file = tmp_path / "out.jsonl", write(tmp_path / "prompts.jsonl", rows)
     assert main(generate(target, file, out, "--max-new-tokens", "4")) == 0
     said, *_ = capsys.readouterr().err.splitlines()
-    assert "3 prompts of" in said and "(line 2: 3000 tokens, but the target's context is 2048)" in said
+    assert "3 prompts cannot" in said and "jsonl, line 2: 3000 tokens, but the target's context is 2048)" in said
     first, last = map(json.loads, out.read_text(encoding="utf-8").splitlines())
     assert first["ids"][0] == ord("a") + 3 and last["messages"][0]["content"] == "d"
     write(file, rows[3:4])
     assert main(generate(target, file, tmp_path / "new.jsonl")) == 2
-    assert "no prompt that can be answered (line 1: the chat template" in capsys.readouterr().err
+    assert "line 1: the chat template" in capsys.readouterr().err
+
+
+def test_prompts_come_in_the_forms_of_training_data(tmp_path: Path) -> None:
+    """A JSON array, Alpaca's rows, and TRL's prompts of messages were refused, though heads are trained on them."""
+    target, file = text_target(tmp_path / "target"), tmp_path / "prompts.json"
+    alpaca = {"instruction": "add", "input": "1 2", "output": "3"}
+    user = {"role": "user", "content": "u"}
+    rows = [{"prompt": "a"}, alpaca, {"instruction": "b"}, {"prompt": [user]}, {"conversation": [*DIALOGUE]}]
+    file.write_text(json.dumps(rows), encoding="utf-8")
+    asked = Prompts(file, target, 131, 90, Sampling())
+    assert asked.count() == 5 and not asked.left_out
+    first, *others = asked.dialogues()
+    assert first.ids == [ord("a") + 3]
+    assert [each.questions[0]["content"] for each in others] == ["add\n\n1 2", "b", "u", "hi"]
+    assert all(len(each.questions) == 1 for each in others), "answers that a row holds are written anew"
 
 
 def test_a_later_question_that_the_template_refuses_ends_its_dialogue_alone(tmp_path: Path) -> None:

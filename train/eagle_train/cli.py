@@ -161,7 +161,7 @@ def _add_training(parser: argparse.ArgumentParser) -> tuple[_Options, _Options]:
 def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_generate)
     parser.add_argument("target", type=Path, metavar="TARGET", help=TARGET_HELP)
-    prompts = "JSONL of turns, messages, prompt or ids"
+    prompts = "rows of turns, messages, prompt or ids, as JSONL or a JSON array"
     parser.add_argument("--data", dest="prompts", type=Path, required=True, metavar="PROMPTS", help=prompts)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="JSONL file to write")
     meaning = "answer by this exported target, such as an int4 one, instead of TARGET's weights"

@@ -1,10 +1,10 @@
-"""Prompts as dialogues: what a target is to answer, read from JSONL rows."""
+"""Prompts as dialogues: what a target is to answer, read from rows in the forms of training data."""
 
 from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from eagle_calib.text_files import json_lines
 from eagle_train.config import Sampling
 from eagle_train.data import first_line, ids_of, load_tokenizer
-from eagle_train.data_rows import Message, messages_of
+from eagle_train.data_rows import CHATS, Message, messages_of, rows_of
 from eagle_train.errors import TrainError
 
 OVERRIDES = ("temperature", "top_p", "top_k", "max_new_tokens")  # settings that a prompt's row may have
@@ -43,14 +43,14 @@ class Dialogue:
 
 
 class Prompts:
-    """A JSONL file of prompts, with the target's tokenizer. left_out: line of a prompt that cannot be answered -> why,
-    known once `count` has read them all."""
+    """A file of prompts, in the forms of training data, with the target's tokenizer. left_out: where a prompt stands
+    that cannot be answered -> why, known once `count` has read them all."""
 
     def __init__(self, file: Path, target: Path, vocab_size: int, context: int, sampling: Sampling) -> None:
         self._file, self._target, self._vocab_size, self._sampling = file, target, vocab_size, sampling
         self._context = context
         self._tokenizer: Any = None
-        self.left_out: dict[int, str] = {}
+        self.left_out: dict[str, str] = {}
 
     def tokenizer(self, where: str = "prompts") -> Any:
         """Returns the target's tokenizer, loaded when first needed."""
@@ -72,26 +72,30 @@ class Prompts:
         """Reads all prompts, and returns how many answers they ask for. A prompt that the context does not hold, or
         that the chat template refuses, is left out: it would end a run in its middle. Raises TrainError."""
         answers = 0
-        for line, dialogue in self._read():
+        for where, dialogue in self._read():
             if (reason := self._unanswerable(dialogue)) is None:
                 answers += self._sampling.samples
             else:
-                self.left_out[line] = reason
+                self.left_out[where] = reason
         return answers
 
     def dialogues(self) -> Iterator[Dialogue]:
         """Yields the prompts of the file, each as often as it is to be answered. Raises TrainError."""
         numbers = itertools.count()
-        for line, dialogue in self._read():
-            for _ in range(0 if line in self.left_out else self._sampling.samples):
+        for where, dialogue in self._read():
+            for _ in range(0 if where in self.left_out else self._sampling.samples):
                 yield replace(copy.deepcopy(dialogue), number=next(numbers))
 
-    def _read(self) -> Iterator[tuple[int, Dialogue]]:
-        """Yields line and prompt of each row."""
+    def _read(self) -> Iterator[tuple[str, Dialogue]]:
+        """Yields where each row stands, and its prompt."""
         if not self._file.is_file():
             raise TrainError(f"{self._file} does not exist; give a JSONL file with one prompt per line")
-        for line, row in json_lines(self._file, TrainError, "correct the file"):
-            yield line, self._dialogue(f"{self._file}, line {line}", row)
+        rows = rows_of(self._file, _refuse)
+        if rows is None:  # JSON lines under another name
+            lines = json_lines(self._file, TrainError, "correct the file")
+            rows = ((f"{self._file}, line {line}", row) for line, row in lines)
+        for where, row in rows:
+            yield where, self._dialogue(where, row)
 
     def _unanswerable(self, dialogue: Dialogue) -> str | None:
         """Why the first answer of a dialogue cannot be written; None if it can."""
@@ -101,7 +105,7 @@ class Prompts:
             return str(error)
         return None if len(ids) < self._context else f"{len(ids)} tokens, but the target's context is {self._context}"
 
-    def _dialogue(self, where: str, row: dict[str, Any]) -> Dialogue:
+    def _dialogue(self, where: str, row: Mapping[str, Any]) -> Dialogue:
         try:
             sampling = replace(self._sampling, **{name: row[name] for name in OVERRIDES if name in row})
         except (TypeError, TrainError) as error:
@@ -119,18 +123,25 @@ class Prompts:
             raise TrainError(f"{where}: the prompt is empty; give one token at least")
         return Dialogue(sampling, ids=ids)
 
-    def _questions(self, where: str, row: dict[str, Any]) -> list[Message]:
+    def _questions(self, where: str, row: Mapping[str, Any]) -> list[Message]:
         if not self.tokenizer(where).chat_template:
             raise TrainError(f"{where}: the target has no chat template; give 'prompt' or 'ids'")
         turns = row.get("turns")
         if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
             return [{"role": "user", "content": turn} for turn in turns]
-        if "messages" not in row and "conversations" not in row:
+        if isinstance(row.get("prompt"), list):
+            row = {"messages": row["prompt"]}
+        if not any(key in row for key in CHATS):
             raise TrainError(f"{where}: the row has none of 'ids', 'prompt', 'turns' and 'messages'; correct the file")
-        asked = [message for message in messages_of(where, row) if message["role"] != "assistant"]
+        asked = [message for message in messages_of(where, {"output": "", **row}) if message["role"] != "assistant"]
         if not any(message["role"] == "user" for message in asked):
             raise TrainError(f"{where}: no message is the user's, so there is nothing to answer")
         return asked
+
+
+def _refuse(reason: str) -> None:
+    """What is no row ends a run before it begins."""
+    raise TrainError(reason)
 
 
 def next_question(questions: Sequence[Message]) -> list[Message]:

@@ -59,17 +59,15 @@ def generate_answers(
         with claimed(output.absolute()) as work, _opened(target, sampling, device, bundle) as sampler:
             asked = Prompts(prompts, target, sampler.vocab_size, sampler.context, sampling)
             total = asked.count()
-            example = "".join(f"line {line}: {reason}" for line, reason in [*asked.left_out.items()][:1])
+            example = "".join(f"{where}: {reason}" for where, reason in [*asked.left_out.items()][:1])
             if not total:
                 raise TrainError(
-                    f"{prompts} holds no prompt that can be answered ({example}); shorten or correct them"
+                    f"no prompt can be answered ({example}); shorten or correct them"
                     if example
                     else f"{prompts} holds no prompts; give a JSONL file with one per line"
                 )
             if example:
-                progress.say(
-                    f"{len(asked.left_out)} prompts of {prompts} cannot be answered and are left out ({example})"
-                )
+                progress.say(f"{len(asked.left_out)} prompts cannot be answered and are left out ({example})")
             with partial.opened(_run_of(target, prompts, sampling, bundle), resume) as done:
                 progress.begin(total, len(done))
                 for dialogue, tokens in Asker(sampler, asked, done).answered():
