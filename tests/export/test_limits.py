@@ -9,9 +9,11 @@ import json
 import re
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,6 +37,7 @@ from eagle_export.checking.limits import (
     required_fidelity,
     what_to_try,
 )
+from eagle_export.checking.worst_layers import Layer, LayerError
 from eagle_export.commands.cli import BACKENDS, PRECISIONS, main
 from eagle_export.recipes.plan import RECIPES
 from eagle_export.writing.settings import Settings
@@ -96,6 +99,18 @@ def test_the_sentence_says_what_is_wrong_and_what_to_try(refused: FidelityError)
     kl, error, unchanged, exact = map(float, match.groups()[1:5])
     assert kl > 0.04 and error > 2 and unchanged > 0.04
     assert exact < 0.01 < unchanged / 5, "the layer was not identified"
+
+
+def test_a_layer_alone_is_advised_only_where_the_kl_is_too_large(refused: FidelityError) -> None:
+    """Where too few tokens agree and the KL is small enough, "exact" is below its limit for any layer."""
+    certificate, required = refused.certificate, required_fidelity("cpu", "int8", None, None, calibrated=False)
+    assert certificate is not None
+    layers = [
+        LayerError(Layer(name, (2, 2), "x", "y", lambda: np.zeros((2, 2), np.float32), False), 0.1, 0.004, 0.003)
+        for name in ("a", "b")
+    ]
+    for kl, kept in ((0.02, "try --keep a;"), (0.004, "try --keep a --keep b;")):
+        assert kept in refusal(replace(certificate, agreement=0.5, kl=kl), required, layers).with_options
 
 
 def test_the_library_names_parameters_and_no_options(refused: FidelityError) -> None:

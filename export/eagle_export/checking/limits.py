@@ -118,18 +118,20 @@ def refusal(certificate: Certificate, required: RequiredFidelity, worst: Sequenc
     reason = f"the bundle follows its source less closely than {than}: {figures}"
     if worst:
         reason += f"; worst layers: {', '.join(layer.summary for layer in worst)}"
-    return FidelityError(reason, [*what_to_try(required, worst), accepting(certificate, required.limits)], certificate)
+    ways = what_to_try(required, worst, kl_met=certificate.kl <= required.limits.kl)
+    return FidelityError(reason, [*ways, accepting(certificate, required.limits)], certificate)
 
 
-def what_to_try(required: RequiredFidelity, worst: Sequence[LayerError] = ()) -> list[Advice]:
-    """Settings that may bring a bundle closer to its source. worst: as for `refusal`."""
+def what_to_try(required: RequiredFidelity, worst: Sequence[LayerError] = (), *, kl_met: bool = False) -> list[Advice]:
+    """Settings that may bring a bundle closer to its source. worst: as for `refusal`. kl_met: whether too few
+    tokens agree although the KL is small enough, so that it does not tell how many layers are to blame."""
     recipes, precision = RECIPES[required.backend], required.precision
     wider = [name for name in WIDER.get(precision, ()) if name in recipes]
     wider = [name for name in wider if required.calibrated or not recipes[name].calibrated]
     ways = []
     if worst and precision not in ("fp32", "fp16"):
         # The worst layer alone if keeping it may be enough, else all that are named.
-        enough = worst[:1] if worst[0].exact <= required.limits.kl else worst
+        enough = worst[:1] if worst[0].exact <= required.limits.kl and not kl_met else worst
         ways.append(Advice("try", {"keep": [each.layer.name for each in enough]}))
     if wider:
         ways.append(Advice("try", {"precision": wider[0]}))
