@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
@@ -315,6 +315,7 @@ figures = st.floats(0, 1), st.floats(0, 1e6), st.floats(0, 1), st.floats(0, 1e6)
 
 
 @given(*figures)
+@example(0.0, 5e-324, 0.0, 0.0)
 def test_the_options_that_are_named_accept(agreement: float, kl: float, least: float, most: float) -> None:
     wanted, certificate = Limits(least, most), Certificate((), agreement, kl, 1.0, Limits(least, most))
     if wanted.met(agreement, kl):

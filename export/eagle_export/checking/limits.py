@@ -33,6 +33,7 @@ LIMITS = {
     "int4-int8": Limits(0.82, 0.04),
     "auto": Limits(0.66, 0.2),
 }
+LEAST_DIGIT = -12  # power of ten, of a KL that is advised as a limit; what is less is rounding
 # Precision -> what to try instead: the first that the backend has, if it needs a calibration only where one was given.
 WIDER = {
     "int4": ("int4-int8", "int8", "int8-weight", "fp16"),
@@ -148,7 +149,7 @@ def accepting(certificate: Certificate, limits: Limits) -> Advice:
     if certificate.agreement < limits.agreement:
         advice.settings["min_agreement"] = math.floor(100 * certificate.agreement) / 100
     if certificate.kl > limits.kl:
-        step = 10.0 ** (math.floor(math.log10(certificate.kl)) - 1)
+        step = 10.0 ** max(math.floor(math.log10(certificate.kl)) - 1, LEAST_DIGIT)
         advice.settings["max_kl"] = float(f"{math.ceil(certificate.kl / step) * step:.2g}")
     return advice
 
