@@ -1,10 +1,10 @@
-// RowExactSteps: steps one after the other, each of which is what RowExactMatMul, ExactTreeAttention or RowExactNorm
-// computes, or a mixture of experts. Threads stay together from the first to the last, and what only steps read is not a
+// RowExactSteps: steps one after the other, each of which is what RowExactMatMul, ExactTreeAttention, RowExactNorm
+// or ExactSinCos computes, or a mixture of experts. Threads stay together from the first to the last, and what only steps read is not a
 // tensor of the graph.
 //
 //   inputs   plan [steps, 20 or 17] int64, an initializer: per step its kind (0: RowExactMatMul, 1: ExactTreeAttention,
-//            2: RowExactNorm, 3: RowExactExperts, see experts.cpp, 4: ExactSinCos), the places of its 16 inputs, or of the first 13, and
-//            those of its 3 outputs. An input is -1 (absent), the number of an input of the node, or -2 - n, n being an
+//            2: RowExactNorm, 3: RowExactExperts, see experts.cpp, 4: ExactSinCos), the places of its 16 inputs, or of
+//            the first 13, and those of its 3 outputs. An input is -1 (absent), the number of an input of the node, or -2 - n, n being an
 //            output of an earlier step, of which each has three numbers: 3 * step + output. An output is the number of
 //            one of the node, -1 (read by steps alone), or -2 (the step has no such output)
 //            then whatever the steps read

@@ -179,19 +179,19 @@ class Campaign:
                     cycles: list[Cycle] = []
                     list(chat.complete(text, on_cycle=cycles.append, **attack(text, vanilla), **settings))
                     self._count(name, lie, cycles)
-                    self._compare(f"{name}, {lie}, {settings}", text, vanilla, chat.token_ids[len(text) :], seed)
+                    self._compare(f"{name}, {lie}", text, vanilla, chat.token_ids[len(text) :], settings)
 
     def _compare(
-        self, said: str, prompt: list[int], vanilla: tuple[int, ...], drafted: tuple[int, ...], seed: int
+        self, said: str, prompt: list[int], vanilla: tuple[int, ...], drafted: tuple[int, ...], settings: dict[str, Any]
     ) -> None:
         self.tokens += len(vanilla)
         if drafted == vanilla:
             return
-        exact, temperature = self._model.row_check is not None, TEMPERATURES[seed % len(TEMPERATURES)]
-        tie = not exact and is_tie(self._model, prompt, vanilla, drafted, temperature=temperature, seed=seed)
+        sampling = {"temperature": settings["temperature"], "seed": settings["seed"]}
+        tie = self._model.row_check is None and is_tie(self._model, prompt, vanilla, drafted, **sampling)
         self.ties += tie
         self.failures += not tie
-        print(f"{'a tie' if tie else 'DIFFERS'}: {said}, prompt {prompt}", file=sys.stderr)
+        print(f"{'a tie' if tie else 'DIFFERS'}: {said}, {settings}, prompt {prompt}", file=sys.stderr)
 
     def _count(self, name: str, lie: Lie, cycles: Sequence[Cycle]) -> None:
         cases = sum(cycle.tree.num_nodes > 1 for cycle in cycles)

@@ -148,30 +148,25 @@ class Asker:
     def take(self) -> Request | None:
         """Returns the next prompt of a dialogue, or None while there is none."""
         while (dialogue := self._begun.popleft() if self._begun else next(self._new, None)) is not None:
-            ids, sampling = dialogue.ids, dialogue.sampling
+            ids, sampling, messages = dialogue.ids, dialogue.sampling, dialogue.messages
             if dialogue.asks:
                 tokenizer = self._prompts.tokenizer()
-                ids = list(tokenizer(user_header(tokenizer, dialogue.messages), add_special_tokens=False)["input_ids"])
+                ids = list(tokenizer(user_header(tokenizer, messages), add_special_tokens=False)["input_ids"])
                 sampling = replace(ASKING, seed=sampling.seed)
             elif not ids:
-                before = list(dialogue.messages)
-                if dialogue.questions and (not before or before[-1]["role"] != "user"):
+                if dialogue.questions and (not messages or messages[-1]["role"] != "user"):
                     asked = next_question(dialogue.questions)
-                    dialogue.messages = [*before, *asked]
                     del dialogue.questions[: len(asked)]
+                    messages = [*messages, *asked]
                 try:
-                    ids = self._prompts.rendered(dialogue.messages)
+                    ids = self._prompts.rendered(messages)
                 except TrainError:
                     if not dialogue.turn:
                         raise
-                    ids = []
-                if dialogue.turn and (not ids or len(ids) >= self._sampler.context):
-                    dialogue.messages = before
-                    self._full.append(dialogue)
-                    continue
-            if dialogue.turn and len(ids) >= self._sampler.context:
+            if dialogue.turn and not 0 < len(ids) < self._sampler.context:
                 self._full.append(dialogue)
                 continue
+            dialogue.messages = messages
             number = dialogue.number * TURNS + dialogue.turn
             self._asked[number] = dialogue
             return Request(ids, number, sampling)

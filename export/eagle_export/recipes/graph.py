@@ -145,6 +145,16 @@ def only_reader(value: ir.Value, op: str) -> ir.Node | None:
     return nodes[0] if len(nodes) == 1 and nodes[0].op_type == op else None
 
 
+def multiplied_after(value: ir.Value) -> tuple[ir.Node, float] | None:
+    """The node that alone reads a value and multiplies it by a number, and that number; None if there is none."""
+    node = only_reader(value, "Mul")
+    if node is None:
+        return None
+    other = next(each for each in node.inputs if each is not value)
+    tensor = None if other is None else ir.convenience.get_const_tensor(other)
+    return (node, float(tensor.numpy().reshape(-1)[0])) if tensor is not None and tensor.size == 1 else None
+
+
 def narrows(linear: Linear) -> bool:
     """Whether its output is narrower than its input, as that of k and v is with grouped-query attention. Those of small
     experts are narrow too, but each column serves one row and there are many."""

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_export.base.parted import scaled
-from eagle_export.recipes.graph import LayerPass, Linear, is_lm_head, replace
+from eagle_export.recipes.graph import LayerPass, Linear, is_lm_head, multiplied_after, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,5 @@ class Multipliers(LayerPass):
 def _multiplied(linear: Linear) -> tuple[ir.Node, float] | None:
     """The node that multiplies a layer's output by a number, and this; None where others read output or weight."""
     (out,) = linear.node.outputs
-    uses = [use.node for use in out.uses()]
-    alone = len(uses) == 1 and not linear.rotated and len(linear.weight.uses()) == 1
-    if not alone or uses[0].op_type != "Mul" or out.is_graph_output() or is_lm_head(linear):
-        return None
-    other = next((value for value in uses[0].inputs if value is not out), None)
-    tensor = None if other is None else ir.convenience.get_const_tensor(other)
-    return (uses[0], float(tensor.numpy().reshape(-1)[0])) if tensor is not None and tensor.size == 1 else None
+    alone = not linear.rotated and len(linear.weight.uses()) == 1
+    return multiplied_after(out) if alone and not out.is_graph_output() and not is_lm_head(linear) else None

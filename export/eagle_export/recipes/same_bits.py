@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from eagle_export.recipes.graph import Pass, insert_all, only_reader, replace
+from eagle_export.recipes.graph import Pass, insert_all, multiplied_after, replace
 from eagle_export.recipes.native_steps import DOMAIN, SINCOS
 
 ONNX = "ai.onnx"  # the name of the domain ""
@@ -43,11 +43,9 @@ class NativeRotations(Pass[Pair]):
         changed = {}
         for pair in matches:
             changed[str(pair[0].outputs[0].name)] = "with its sine one operator"
-            (multiplied, factor), (other, same) = map(_factor_after, pair)
-            ends, attributes = ((multiplied, other), {"factor": factor}) if factor == same else (pair, {})
-            for node, value in zip(
-                ends, insert_all(pair[0], SINCOS, pair[0].inputs, 2, DOMAIN, **attributes), strict=True
-            ):
+            ends, factor = _with_factor(pair)
+            outputs = insert_all(pair[0], SINCOS, pair[0].inputs, 2, DOMAIN, factor=factor)
+            for node, value in zip(ends, outputs, strict=True):
                 replace(node, value)
         model.opset_imports[DOMAIN] = 1
         return changed
@@ -60,11 +58,9 @@ def _sine_beside(cosine: ir.Node) -> ir.Node | None:
     return next((use.node for use in angles.uses() if use.node.op_type == "Sin"), None)
 
 
-def _factor_after(node: ir.Node) -> tuple[ir.Node, float]:
-    """The node that alone reads an output and multiplies it by a number, and this; else the node itself, and 1."""
-    reader = only_reader(node.outputs[0], "Mul")
-    if reader is None:
-        return node, 1.0
-    other = next(value for value in reader.inputs if value is not node.outputs[0])
-    tensor = None if other is None else ir.convenience.get_const_tensor(other)
-    return (reader, float(tensor.numpy().reshape(-1)[0])) if tensor is not None and tensor.size == 1 else (node, 1.0)
+def _with_factor(pair: Pair) -> tuple[Pair, float]:
+    """The nodes that multiply a cosine and a sine by the same number, and that number; else the pair itself, and 1."""
+    cosine, sine = (multiplied_after(node.outputs[0]) for node in pair)
+    if cosine is None or sine is None or cosine[1] != sine[1]:
+        return pair, 1.0
+    return (cosine[0], sine[0]), cosine[1]

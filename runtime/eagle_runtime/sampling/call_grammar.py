@@ -27,9 +27,8 @@ def calls_constraint(form: AnswerForm, specials: Mapping[str, int], content: Map
     before, middle, after = written.call
     rules = {"TEXT": r"/(.|\n)*/"}
     for number, tool in enumerate(use.callable):
-        begun = lit(before + tool.name + middle)
-        if written.id_mark:
-            begun = f"{lit(before + tool.name + written.id_mark)} ID {lit(middle)}"
+        named = before + tool.name
+        begun = f"{lit(named + written.id_mark)} ID {lit(middle)}" if written.id_mark else lit(named + middle)
         rules[f"call{number}"] = f"{begun} args{number} {lit(after)}"
         rules |= argument_rules(f"args{number}", tool, form, lit)
     if written.id_mark:

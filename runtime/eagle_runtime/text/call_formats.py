@@ -30,10 +30,9 @@ class CallFormat:
     knows messages of role tool. calls_as_text: whether earlier calls are written into the content of their message,
     as for all templates without `tool_calls`; joint: what stands before them there, after text. id_length: of the
     ids of calls, where the template counts characters; id_mark: what stands before such an id, which follows a call's
-    name where answers have ids. thought: what stands before and after reasoning, in templates
-    that speak of it. channels: of answers that are messages with heads, in which reasoning, text and calls stand;
-    the other fields then say how prompts write calls. tagged: of arguments that are not a JSON object but values
-    between tags."""
+    name where answers have ids. thought: what stands before and after reasoning, in templates that speak of it.
+    channels: of answers that are messages with heads, in which reasoning, text and calls stand; the other fields then
+    say how prompts write calls. tagged: of arguments that are not a JSON object but values between tags."""
 
     name: str
     marks: tuple[str, ...]

@@ -53,8 +53,8 @@ class Family:
     name: as people call it. model_type: of config.json. causal_lm: transformers' class of the whole model.
     layer_norms: RMS norms in each layer. norm_offset: what the model adds to a norm's stored gain.
     experts: where a mixture of experts keeps them.
-    neighbours: whether a head's numbers 2 i and 2 i + 1 are rotated with each other. Exports reorder the rows
-    of the query and key projections, so that Llama's rotation of a head's halves gives the same attention scores.
+    neighbours: whether RoPE rotates dimensions 2 i and 2 i + 1 of a head together. Exports reorder the rows of the
+    query and key weights, so that RoPE as Llama has it (dimensions i and i + d/2) gives the same attention scores.
     windows: config -> for each layer the number of keys that a row sees, itself included; None for all.
     rotary_layers: config -> number of layers that rotate queries and keys.
     context: config -> the longest text for which the graph computes what transformers does.

@@ -219,9 +219,13 @@ def _glm4(file: GgufFile, config: Config) -> Config:
     return {**_biases(file, config), **_part_rotated(file, config)}
 
 
+def _ernie(file: GgufFile, config: Config) -> Config:
+    return {"use_bias": "blk.0.attn_q.bias" in file.tensors}
+
+
 def _ernie_moe(file: GgufFile, config: Config) -> Config:
     return {
-        "use_bias": "blk.0.attn_q.bias" in file.tensors,
+        **_ernie(file, config),
         "moe_num_experts": file.integer("expert_count"),
         "moe_k": file.integer("expert_used_count"),
         "moe_intermediate_size": file.integer("expert_feed_forward_length"),
@@ -235,7 +239,6 @@ def _ernie_moe(file: GgufFile, config: Config) -> Config:
 def _glm4_moe(file: GgufFile, config: Config) -> Config:
     return {
         **_glm4(file, config),
-        "num_hidden_layers": config["num_hidden_layers"] - file.count("nextn_predict_layers"),
         "n_routed_experts": file.integer("expert_count"),
         "num_experts_per_tok": file.integer("expert_used_count"),
         "moe_intermediate_size": file.integer("expert_feed_forward_length"),
@@ -293,9 +296,7 @@ ARCHITECTURES = {
         _glm4,
         partly=True,
     ),
-    "ernie4_5": Architecture(
-        "ernie4_5", LLAMA_NAMES, lambda file, config: {"use_bias": "blk.0.attn_q.bias" in file.tensors}
-    ),
+    "ernie4_5": Architecture("ernie4_5", LLAMA_NAMES, _ernie),
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe",
         {**LLAMA_NAMES, **SHARED, "ffn_gate_inp": "mlp.gate", CORRECTED: "mlp.moe_statics.e_score_correction_bias"},
@@ -396,7 +397,7 @@ def config_of(file: GgufFile, architecture: Architecture) -> Config:
         "model_type": architecture.model_type,
         "hidden_size": hidden,
         "intermediate_size": file.integer("feed_forward_length"),
-        "num_hidden_layers": file.integer("block_count"),
+        "num_hidden_layers": file.layers,
         "num_attention_heads": heads,
         "num_key_value_heads": file.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,

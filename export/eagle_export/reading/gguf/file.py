@@ -75,6 +75,11 @@ class GgufFile:
         """Returns a number of things that a model may go without, 0 where it is not said. Raises ExportError."""
         return self.integer(key, 0, 0)
 
+    @property
+    def layers(self) -> int:
+        """Layers that compute the next token; those that predict further ones follow them. Raises ExportError."""
+        return self.integer("block_count") - self.count("nextn_predict_layers")
+
     def number(self, key: str, default: float | None = None) -> float:
         """Returns the shortest decimal number of an fp32 in the architecture's metadata. Raises ExportError."""
         value = self._value(key, default)

@@ -121,7 +121,7 @@ def named_tensors(file: GgufFile, architecture: Architecture, heads: int, kv_hea
     """Returns the tensors by Hugging Face's names, without those of layers that predict further tokens, which follow
     the others. Raises ExportError for one that the architecture does not have."""
     tensors: dict[str, GgufTensor] = {}
-    layers = file.integer("block_count") - file.count("nextn_predict_layers")
+    layers = file.layers
     for entry in file.tensors.values():
         number = re.match(r"blk\.(\d+)\.", entry.name)
         if NOT_WEIGHTS.fullmatch(entry.name) or (number and int(number[1]) >= layers):
