@@ -1,6 +1,6 @@
-// RowExactSteps: steps one after the other, each of which is what RowExactMatMul, ExactTreeAttention, RowExactNorm
-// or ExactSinCos computes, or a mixture of experts. Threads stay together from the first to the last, and what only steps read is not a
-// tensor of the graph.
+// RowExactSteps: steps one after the other, each of which is what RowExactMatMul, ExactTreeAttention, RowExactNorm or
+// ExactSinCos computes, or a mixture of experts. Threads stay together from the first to the last, and what only steps
+// read is not a tensor of the graph.
 //
 //   inputs   plan [steps, 20 or 17] int64, an initializer: per step its kind (0: RowExactMatMul, 1: ExactTreeAttention,
 //            2: RowExactNorm, 3: RowExactExperts, see experts.cpp, 4: ExactSinCos), the places of its 16 inputs, or of
