@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from eagle_runtime import EagleModel
+from eagle_runtime import EagleModel, Turn
 from eagle_runtime.app.slots import COPIED
 from eagle_runtime.app.turn import Wish
 from eagle_serve import Limits, Options
@@ -108,6 +108,37 @@ def test_a_busy_state_is_copied(served_model: EagleModel) -> None:
     prefixes.close()
 
 
+def run_together(model: EagleModel, turns: Sequence[Turn]) -> None:
+    """Run turns to their ends, a step of each at a time; fails if they need more steps than 1,000."""
+    pending = list(turns)
+    for _ in range(1000):
+        wishes = {turn: next((event for event in turn.events if isinstance(event, Wish)), None) for turn in pending}
+        pending = [turn for turn in pending if wishes[turn] is not None]
+        if not pending:
+            return
+        model.grant([wish for wish in wishes.values() if wish is not None])
+    pytest.fail(f"{len(pending)} turns do not end")
+
+
+def test_no_two_requests_wait_for_each_other(served_model: EagleModel) -> None:
+    """The second waits for the first, which its client leaves; the third gets the state of the first, for what it has
+    in common with the second."""
+    prefixes = Prefixes(served_model, most=2)
+    text = list(range(5, 85))
+    left, *prompts = [*text[:40], 6], [*text, 7], [*text, 8]
+    alone = [served_model.generate(prompt, **SETTINGS).token_ids for prompt in prompts]
+    with contextlib.ExitStack() as running:
+        with prefixes.turn(left, SETTINGS):
+            turns = [running.enter_context(prefixes.turn(prompts[0], SETTINGS))]
+        turns.append(running.enter_context(prefixes.turn(prompts[1], SETTINGS)))
+        assert len(states(prefixes)) == 2
+        run_together(served_model, turns)
+    results = [turn.result for turn in turns if turn.result is not None]
+    assert [result.token_ids for result in results] == alone
+    assert [result.usage.cached_tokens for result in results] == [0, 79]
+    prefixes.close()
+
+
 def test_requests_that_begin_together_read_once_what_they_have_in_common(served_model: EagleModel) -> None:
     """The second waits for the first, and the third, whose text has less in common with theirs, for that part."""
     prefixes = Prefixes(served_model, most=4)
@@ -116,16 +147,7 @@ def test_requests_that_begin_together_read_once_what_they_have_in_common(served_
     alone = [served_model.generate(prompt, **SETTINGS).token_ids for prompt in prompts]
     with contextlib.ExitStack() as running:
         turns = [running.enter_context(prefixes.turn(prompt, SETTINGS)) for prompt in prompts]
-        pending = list(turns)
-        while pending:
-            wishes = []
-            for turn in pending.copy():
-                wish = next((event for event in turn.events if isinstance(event, Wish)), None)
-                if wish is None:
-                    pending.remove(turn)
-                else:
-                    wishes.append(wish)
-            served_model.grant(wishes)
+        run_together(served_model, turns)
     results = [turn.result for turn in turns if turn.result is not None]
     assert [result.usage.cached_tokens for result in results] == [0, 79, 39]
     assert [result.token_ids for result in results] == alone

@@ -284,7 +284,7 @@ class EagleModel:
         self.slots.check(len(prompt), self.context)
         context = self.slots.most_rows(self.context)
         request = request_of(self.bundle, slot.state, prompt, context, **settings)
-        slot.expected = len(prompt)
+        slot.expect(len(prompt))
 
         def work() -> Work:
             while slot.waits:

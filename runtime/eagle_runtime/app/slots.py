@@ -39,7 +39,8 @@ class Memory:
 
 class Slot:
     """The rows of one conversation. note: why there are none any more; busy: whether a turn is running in it; expected:
-    tokens of the prompt of a turn that runs or will, which the slot holds once they are read."""
+    tokens of the prompt of a turn that runs or will, which the slot holds once they are read; turn: the number of that
+    turn."""
 
     def __init__(self, slots: Slots, state: DecodingState, scheduler: Scheduler, shared: bool) -> None:
         self.state = state
@@ -47,11 +48,13 @@ class Slot:
         self.note: str | None = None
         self.busy = False
         self.expected = 0
+        self.turn = 0
         self.used = next(_clock)
         self._slots = slots
         self._shared = shared
         self._source: weakref.ref[Slot] | None = None
         self._copied: int | None = None  # tokens of it that are taken, None for all
+        self._awaited = 0  # the number of its turn then
         if not shared:
             state.release()
             for cache in state.caches:
@@ -70,7 +73,12 @@ class Slot:
         """Take the rows of another conversation as they will be at the first step. most: of its first tokens alone,
         which the turn waits for where the other one's reads them; fewer than COPIED are read again instead."""
         if most is None or most >= COPIED:
-            self._source, self._copied = weakref.ref(source), most
+            self._source, self._copied, self._awaited = weakref.ref(source), most, source.turn
+
+    def expect(self, tokens: int) -> None:
+        """A turn is going to run, whose prompt has so many tokens."""
+        self.expected = tokens
+        self.turn += 1
 
     @property
     def source(self) -> Slot | None:
@@ -79,9 +87,10 @@ class Slot:
 
     @property
     def waits(self) -> bool:
-        """Whether the rows that the first step is going to copy are still to be read."""
+        """Whether the rows that the first step is going to copy are still to be read, by a turn that was there before
+        this one: two turns never wait for each other, though the source may begin another that copies from here."""
         source, most = self.source, self._copied
-        if self._shared or source is None or most is None or source.expected < most:
+        if self._shared or source is None or most is None or source.turn != self._awaited or source.expected < most:
             return False
         return not source.busy or len(source.state.tokens) < most
 
