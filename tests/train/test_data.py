@@ -419,7 +419,7 @@ def test_every_turn_of_a_conversation_is_answered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"ids": []}, "the prompt is empty"),
+        ({"ids": []}, "line 1: the prompt is empty"),
         ({"ids": [-1]}, "ids must be"),
         ({"ids": [70] * 2048}, "context is 2048"),
         ({"turns": ["hi"]}, "no tokenizer.json"),

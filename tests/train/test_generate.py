@@ -225,6 +225,9 @@ def test_a_stopped_run_goes_on(
     capsys.readouterr()
     assert main(generate(folder, rows, out, *options, "64", "--resume")) == 0
     assert capsys.readouterr().err == f"eagle-train: {out} is complete\n"
+    assert main(generate(folder, rows, out, *options, "64", "--seed", "1")) == 2
+    said = f"eagle-train: {out} exists; choose another name, delete it to begin anew, or give --resume to keep it"
+    assert capsys.readouterr().err == f"{said}\n" and out.read_bytes() == whole.read_bytes()
 
 
 def test_a_row_has_settings_of_its_own(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,16 +287,22 @@ LATE = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ 
 
 
 def test_prompts_that_cannot_be_answered_end_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A prompt beyond the context, or one that the template refuses, is left out before the first answer, and not
-    where a run has come so far."""
+    """A prompt that is empty or beyond the context, or one that the template refuses, is left out before the first
+    answer, and not where a run has come so far."""
     target = text_target(tmp_path / "target", f"{LATE}{{% endfor %}}{CHAT}")
     system, user = {"role": "system", "content": "s"}, {"role": "user", "content": "u"}
     rows: list[dict[str, Any]] = [{"prompt": "a"}, {"prompt": "b" * 3000}, {"turns": ["c" * 3000]}]
-    rows += [{"messages": [system, system, user]}, {"turns": ["d"]}]
+    rows += [
+        {"messages": [system, system, user]},
+        {"prompt": ""},
+        {"ids": []},
+        {"messages": [system]},
+        {"turns": ["d"]},
+    ]
     out, file = tmp_path / "out.jsonl", write(tmp_path / "prompts.jsonl", rows)
     assert main(generate(target, file, out, "--max-new-tokens", "4")) == 0
     said, *_ = capsys.readouterr().err.splitlines()
-    assert "3 prompts cannot" in said and "jsonl, line 2: 3000 tokens, but the target's context is 2048)" in said
+    assert "6 prompts cannot" in said and "jsonl, line 2: 3000 tokens, but the target's context is 2048)" in said
     first, last = map(json.loads, out.read_text(encoding="utf-8").splitlines())
     assert first["ids"][0] == ord("a") + 3 and last["messages"][0]["content"] == "d"
     write(file, rows[3:4])

@@ -173,7 +173,7 @@ def test_a_head_of_speculators_layout_is_trained_further(data: Path, tmp_path: P
 
 
 def test_speculators_has_no_eagle1(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["head", str(TARGET), "--kind", "eagle1", "--layout", "speculators", "--data", str(data), "--steps", "0"]
+    command = ["head", str(TARGET), "--kind", "eagle1", "--layout", "speculators", "--data", str(data), "--steps", "1"]
     assert main([*command, "-o", str(tmp_path / "head")]) == 2
     assert "speculators has no layout for other heads" in capsys.readouterr().err
     assert not (tmp_path / "head").exists()

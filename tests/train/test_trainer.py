@@ -24,7 +24,7 @@ from eagle_export.bundle import export
 from eagle_export.graphs.pair import open_pair
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
-from eagle_train.cli import main
+from eagle_train.cli import _from_arguments, _parser, main
 from eagle_train.config import TrainConfig, TrainingJob
 from eagle_train.head import vocabulary_of
 from eagle_train.target import FrozenTarget
@@ -67,6 +67,14 @@ def train(kind: str, data: Path, output: Path, *options: str) -> int:
     """Trains a head, an EAGLE-3 head with a draft vocabulary of 64 tokens unless an option says otherwise."""
     size = ["--draft-vocab", "64"] if kind == "eagle3" else []
     return main(["head", str(TARGET), "--kind", kind, "--data", str(data), "-o", str(output), *QUICK, *size, *options])
+
+
+def untrained(kind: str, data: Path, output: Path, *options: str) -> None:
+    """Writes what training begins with, which the command refuses."""
+    size = ["--draft-vocab", "64"] if kind == "eagle3" else []
+    command = ["head", str(TARGET), "--kind", kind, "--data", str(data), "-o", str(output), *QUICK, *size, *options]
+    args = _parser().parse_args([*command, "--steps", "0"])
+    train_head(_from_arguments(TrainingJob, args), _from_arguments(TrainConfig, args))
 
 
 def same_weights(a: Path, b: Path) -> bool:
@@ -172,7 +180,7 @@ def test_a_given_heads_vocabulary_is_chosen_anew_for_the_data(size: int, answers
 def test_two_minutes_double_the_tokens_per_pass(kind: str, tmp_path: Path, prompts: list[list[int]]) -> None:
     data = answers_of_the_target(tmp_path, prompts, 1024, 200, 1)
     longer = ["--seq-len", "96", "--batch-size", "16"]
-    assert train(kind, data, tmp_path / "new", "--steps", "0") == 0
+    untrained(kind, data, tmp_path / "new")
     assert train(kind, data, tmp_path / "head", "--minutes", "2", *longer) == 0
     assert decoded_tau(tmp_path / "new", tmp_path / "bundle_new", prompts, 64) < 1.3
     assert decoded_tau(tmp_path / "head", tmp_path / "bundle", prompts, 64) > 2.0
@@ -192,7 +200,7 @@ def test_two_processes_share_the_work(answers: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([*launcher, *arguments, "--batch-size", "4"], env=environment, check=True)
     assert train("eagle3", data, tmp_path / "one", *options, "--batch-size", "8") == 0
-    assert train("eagle3", data, tmp_path / "new", *options, "--steps", "0") == 0
+    untrained("eagle3", data, tmp_path / "new", *options)
     two, one, new = (all_weights(tmp_path / name) for name in ("two", "one", "new"))
     assert (two - one).norm() < 0.02 * (one - new).norm()
     with safe_open(tmp_path / "two" / "training" / "checkpoint.safetensors", framework="pt") as file:
@@ -295,7 +303,7 @@ def test_cached_features_give_the_same_head_and_are_never_stale(answers: Path, t
     assert train("eagle3", few, tmp_path / "read", *options, "--cache", str(cache)) == 0
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == written
     assert same_weights(tmp_path / "filled", tmp_path / "read")
-    assert train("eagle3", few, tmp_path / "new", "--steps", "0") == 0
+    untrained("eagle3", few, tmp_path / "new")
     online, cached, new = (all_weights(tmp_path / name) for name in ("online", "read", "new"))
     assert (online - cached).norm() < 0.05 * (online - new).norm()  # fp16, through AdamW's first steps
 
@@ -314,7 +322,7 @@ def test_cached_features_give_the_same_head_and_are_never_stale(answers: Path, t
 def test_heads_have_the_published_format(answers: Path, tmp_path: Path) -> None:
     for kind, reference in (("eagle1", "head_eagle1"), ("eagle3", "head_eagle3_dv44")):
         size = ["--draft-vocab", "44"] if kind == "eagle3" else []
-        assert train(kind, answers, tmp_path / kind, "--steps", "0", *size) == 0
+        untrained(kind, answers, tmp_path / kind, *size)
         ours, theirs = (load_file(path / "model.safetensors") for path in (tmp_path / kind, GOLDEN / reference))
         # The reference EAGLE-1 head carries a bias and a copy of the target's embedding; both are optional.
         wanted = {name: value for name, value in theirs.items() if name not in ("fc.bias", "embed_tokens.weight")}
@@ -394,6 +402,7 @@ def test_what_is_refused(answers: Path, tmp_path: Path, capsys: pytest.CaptureFi
     empty = tmp_path / "empty.jsonl"
     empty.write_text("", encoding="utf-8")
     assert "nothing to learn from" in refused(*both, "--data", str(empty), "-o", new, *one)
+    assert "would stay untrained; give 1 or more" in refused(*both, *data, "-o", new, "--steps", "0")
     assert not Path(new).exists()  # a refused run leaves no files
     assert "nothing to resume" in refused(*both, *data, "-o", new, *one, "--resume")
     assert "does not exist" in refused(*both, *data, "-o", str(tmp_path / "no" / "head"), *one)
@@ -412,7 +421,9 @@ def test_what_is_refused(answers: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "is not a folder" in refused(str(tmp_path / "nowhere"), "--kind", "eagle1", *data, "-o", new, *one)
     assert train("eagle1", answers, Path(new), "--steps", "2") == 0
     assert "resume it" in refused(*both, *data, "-o", new, "--steps", "4")
-    assert "another lr" in refused(*both, *data, "-o", new, "--steps", "4", "--resume", "--lr", "0.1")
+    assert "another lr (left out, now 0.1)" in refused(
+        *both, *data, "-o", new, "--steps", "4", "--resume", "--lr", "0.1"
+    )
     fewer = tmp_path / "fewer.jsonl"
     fewer.write_text(answers.read_text(encoding="utf-8").splitlines()[0], encoding="utf-8")
     assert "another data" in refused(*both, "--data", str(fewer), "-o", new, "--steps", "4", "--resume")

@@ -81,4 +81,4 @@ def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
 
 
 def _short(value: Any) -> str:
-    return value[:12] if isinstance(value, str) else str(value)
+    return "left out" if value is None else value[:12] if isinstance(value, str) else str(value)

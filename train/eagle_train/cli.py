@@ -34,6 +34,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _head(args: argparse.Namespace) -> None:
     job, config = _from_arguments(TrainingJob, args), _from_arguments(TrainConfig, args)
+    if config.steps == 0 and job.init is None and not job.resume:
+        raise EagleError("steps is 0, so the head would stay untrained; give 1 or more, or a trained head by --init")
     _set_threads(args.threads)
     from eagle_train.trainer import train_head
 
@@ -142,7 +144,7 @@ def _add_training(parser: argparse.ArgumentParser) -> tuple[_Options, _Options]:
     job.add("--resume", "continue from HEAD's checkpoint", action="store_true")
     _add_machine(parser)
     budget = _Options(parser.add_argument_group("budget (one is needed)"), TrainConfig)
-    budget.add("--steps", "steps of training", type=int, metavar="N")
+    budget.add("--steps", "steps of training; 0 writes the head of --init as it is", type=int, metavar="N")
     budget.add("--minutes", "minutes of training, without the preparation of data", type=float, metavar="M")
     learning = _Options(parser.add_argument_group("learning"), TrainConfig)
     learning.add("--batch-size", "windows per step", type=int, metavar="N")

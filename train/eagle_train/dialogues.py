@@ -69,8 +69,9 @@ class Prompts:
             ) from None
 
     def count(self) -> int:
-        """Reads all prompts, and returns how many answers they ask for. A prompt that the context does not hold, or
-        that the chat template refuses, is left out: it would end a run in its middle. Raises TrainError."""
+        """Reads all prompts, and returns how many answers they ask for. A prompt that is empty, that the context does
+        not hold, or that the chat template refuses, is left out: it would end a run in its middle. Raises
+        TrainError."""
         answers = 0
         for where, dialogue in self._read():
             if (reason := self._unanswerable(dialogue)) is None:
@@ -99,6 +100,8 @@ class Prompts:
 
     def _unanswerable(self, dialogue: Dialogue) -> str | None:
         """Why the first answer of a dialogue cannot be written; None if it can."""
+        if not dialogue.ids and not dialogue.questions:
+            return "the prompt is empty"
         try:
             ids = dialogue.ids or self.rendered(next_question(dialogue.questions))
         except TrainError as error:
@@ -119,8 +122,6 @@ class Prompts:
             if type(further) is not int or further < 0:
                 raise TrainError(f"{where}: further is {further!r}, but must be a number of questions")
             return Dialogue(sampling, questions=self._questions(where, row), further=further)
-        if not ids:
-            raise TrainError(f"{where}: the prompt is empty; give one token at least")
         return Dialogue(sampling, ids=ids)
 
     def _questions(self, where: str, row: Mapping[str, Any]) -> list[Message]:
@@ -134,9 +135,7 @@ class Prompts:
         if not any(key in row for key in CHATS):
             raise TrainError(f"{where}: the row has none of 'ids', 'prompt', 'turns' and 'messages'; correct the file")
         asked = [message for message in messages_of(where, {"output": "", **row}) if message["role"] != "assistant"]
-        if not any(message["role"] == "user" for message in asked):
-            raise TrainError(f"{where}: no message is the user's, so there is nothing to answer")
-        return asked
+        return asked if any(message["role"] == "user" for message in asked) else []
 
 
 def _refuse(reason: str) -> None:

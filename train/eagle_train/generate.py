@@ -52,7 +52,11 @@ def generate_answers(
     may have "temperature", "top_p", "top_k" and "max_new_tokens" of its own, and one of the latter kind "further": the
     number of questions that the target asks itself afterwards, in the user's place."""
     partial, progress = PartialFile(output), Progress()
-    if resume and output.is_file() and not partial.path.is_file():
+    if output.is_file() and not partial.path.is_file():
+        if not resume:
+            raise TrainError(
+                f"{output} exists; choose another name, delete it to begin anew, or give --resume to keep it"
+            )
         progress.say(f"{output} is complete")
         return
     try:
