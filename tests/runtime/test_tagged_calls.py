@@ -226,7 +226,12 @@ def test_patterns_of_whole_texts() -> None:
     [
         ("'<tool_call>\\n' + (tool_call | tojson) + '</tool_call>' tool_calls arguments", "hermes"),
         ("'<tool_call>\\n' }}{{ '{\"name\": \"' tool_calls arguments", "hermes"),
-        ("<tool_call>{name: arguments}</tool_call> tool_calls <invoke>", "hermes"),
+        ("<tool_call>{name: arguments}</tool_call> tool_calls <invoke>", "exaone4"),
+        ("<tool_call>{name: arguments}</tool_call> '<tool_call>\\n{name' tool_calls", "hermes"),
+        (
+            "'<tool_call>' }}\n    {{- {'name': call.name, 'arguments': call.arguments} | tojson }} tool_calls",
+            "exaone4",
+        ),
         ("<tool_call><invoke name='arguments'> tool_calls", "generic"),
         ("<tool_call>\\n<function=NAME>\\n<parameter=K> tool_calls arguments", "qwen3-coder"),
         ("<tool_call>N\\n<arg_key>k</arg_key>\\n<arg_value>v</arg_value> tool_calls arguments", "glm4_5"),

@@ -95,7 +95,7 @@ def test_formats_are_recognised_from_published_templates() -> None:
     said = {name: recognised((TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")).name for name in PUBLISHED}
     assert said == PUBLISHED
     assert recognised("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}").name == "mistral-args"
-    assert {row.name for row in FORMATS} == set(PUBLISHED.values())
+    assert {row.name for row in FORMATS} == {*PUBLISHED.values(), "exaone4"}  # whose template has another licence
     with pytest.raises(RequestError, match="tool_format is 'x', but must be one of harmony, deepseek"):
         format_named("x")
 
@@ -226,6 +226,50 @@ def test_reasoning_before_calls(choice: str) -> None:
     begun = AnswerForm(row, use_of(choice=choice), thinks=True, thinking=True)
     assert model.accepts(begun, f"Hm. <tool_call> or not?\n</think>\n\n{one}")
     assert not model.accepts(begun, one)
+
+
+# As EXAONE 4's template describes and writes calls, in words of our own.
+IN_ONE_LINE = (
+    "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% for message in messages %}[|{{ message.role }}|]"
+    "{{ message.content or '' }}{% for call in message.tool_calls or [] %}{{ '' if loop.first else '\n' }}"
+    "{{ '<tool_call>' }}{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}"
+    "{{ '</tool_call>' }}{% endfor %}{% endfor %}"
+)
+
+
+def test_calls_in_one_line(tmp_path: Path) -> None:
+    """As EXAONE 4 writes them: no line end within the tags, for which the answer of Hermes' form was text."""
+    shutil.copyfile(GOLDEN / "byte_tokenizer.json", tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "chat_template.jinja").write_text(IN_ONE_LINE)
+    text = Text(tmp_path)
+    row = recognised(text.template_source(tools=True))
+    assert row.name == "exaone4"
+    calls = [{"id": str(number), "type": "function", "function": {"name": name, "arguments": arguments}}
+             for number, (name, arguments) in enumerate(CALLS)]  # fmt: skip
+    prompt = chat_prompt(text, [USER, {"role": "assistant", "content": None, "tool_calls": calls}], use_of()).text
+    assert prompt.endswith(f"[|assistant|]{row.written(CALLS)}")
+    assert (
+        row.written(CALLS[:1]) == '<tool_call>{"name": "weather", "arguments": {"place": "Ulm", "days": 7}}</tool_call>'
+    )
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["text", "special tokens"])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_line_end_before_reasoning(choice: str, special: bool) -> None:
+    """As GLM-4.5 begins its answers: neither a call nor the schema of the content could follow it."""
+    row = format_named("glm4_5")
+    model, form = Model(row, special), AnswerForm(row, use_of(choice=choice), thinks=True)
+    one, schema = row.written(CALLS[:1]), Constraint.json_object()
+    for begin in ("\n<think>", "<think>"):
+        for thought in ("Look <up> there.", ""):
+            answer = f"{begin}{thought}</think>\n{one}"
+            assert model.accepts(form, answer)
+            assert not model.accepts(form, f"{begin}{thought}{one}")
+            reader, _ = model.read(form, answer)
+            assert (reader.reasoning, reader.content, len(reader.calls)) == (thought, "", 1)
+        assert model.accepts(AnswerForm(row, thinks=True), f'{begin}Hm.</think>\n{{"a": 1}}', schema)
+    assert not model.accepts(form, f"\n\n<think>Hm.</think>\n{one}") or (choice == "auto" and not special)
 
 
 def test_calls_name_their_ids() -> None:

@@ -100,14 +100,17 @@ def _thought(form: AnswerForm, specials: Mapping[str, int], rules: dict[str, str
     rules["GAP"] = r"/\n{0,2}/"
     if form.thinking:
         return "thought GAP body"
+    led = form.format.led
+    opened = f"({lit(begin)} | {lit(led + begin)})" if led else lit(begin)
     if begin not in specials and "head[lazy]" in rules:  # free text that begins as reasoning is reasoning
         rules["head[lazy]"] = rules["head[lazy]"].replace("TEXT", "SPEECH")
-        rules["SPEECH"] = rf"/(.|\n)*/ & ~/{re.escape(begin)}(.|\n)*/"
+        first = f"({led})?{re.escape(begin)}".replace("\n", r"\n")
+        rules["SPEECH"] = rf"/(.|\n)*/ & ~/{first}(.|\n)*/"
         rules["after[lazy]"] = rules["head[lazy]"].replace("SPEECH", "TEXT")
         rules["later"] = rules["body"].replace("head ", "after ")
         rules["body"] = rules["body"].replace("TEXT |", "SPEECH |")
-        return f"body | {lit(begin)} thought GAP later"
-    return f"body | {lit(begin)} thought GAP body"
+        return f"body | {opened} thought GAP later"
+    return f"body | {opened} thought GAP body"
 
 
 class Literals:

@@ -30,7 +30,8 @@ class CallFormat:
     knows messages of role tool. calls_as_text: whether earlier calls are written into the content of their message,
     as for all templates without `tool_calls`; joint: what stands before them there, after text. id_length: of the
     ids of calls, where the template counts characters; id_mark: what stands before such an id, which follows a call's
-    name where answers have ids. thought: what stands before and after reasoning, in templates that speak of it.
+    name where answers have ids. thought: what stands before and after reasoning, in templates that speak of it;
+    led: white space that may stand before that.
     channels: of answers that are messages with heads, in which reasoning, text and calls stand; the other fields then
     say how prompts write calls. tagged: of arguments that are not a JSON object but values between tags."""
 
@@ -52,6 +53,7 @@ class CallFormat:
     id_length: int | None = None
     id_mark: str = ""
     thought: tuple[str, str] = ("<think>", "</think>")
+    led: str = ""
     channels: Channels | None = None
     tagged: TaggedValues | None = None
 
@@ -97,7 +99,7 @@ class CallFormat:
 # What follows <tool_call> where it opens a JSON object: its beginning, perhaps in a text of the template's own, or what
 # the template makes JSON of.
 JSON_CALL = (
-    r"""<tool_call>\s*(["']\s*(\}\}\s*\{\{-?\s*|[~+]\s*)["'])?\s*"""
+    r"""<tool_call>\s*(["']\s*(\}\}\s*\{\{-?\s*|[~+]\s*)["']?)?\s*"""
     r"""(\{+\s*["']?name|["']\s*[~+]\s*\(?[\w.]+\s*\|\s*tojson)"""
 )
 # Hermes 2 and 3, Qwen2.5, Qwen3, Granite 4: JSON within <tool_call>.
@@ -110,6 +112,15 @@ HERMES = CallFormat(
     call=('{"name": "', '", "arguments": ', "}"),
     between="\n</tool_call>\n<tool_call>\n",
     end="\n</tool_call>",
+)
+# EXAONE 4: the same in one line, in templates that write it in no other way.
+EXAONE4 = replace(
+    HERMES,
+    name="exaone4",
+    writes=rf"(?s)\A(?!.*<tool_call>\n).*{JSON_CALL}",
+    begin="<tool_call>",
+    between="</tool_call>\n<tool_call>",
+    end="</tool_call>",
 )
 # Templates that know no tools: the form of Hermes, described in the system message.
 GENERIC = replace(
@@ -198,6 +209,7 @@ GLM4_5 = CallFormat(
     trigger="<tool_call>",
     begin="<tool_call>",
     also=("\n<tool_call>",),
+    led="\n",
     call=("", "\n", ""),
     between="</tool_call>\n<tool_call>",
     end="</tool_call>",
@@ -208,6 +220,7 @@ GLM4_7 = replace(  # in one line
     name="glm4_7",
     writes="</arg_key><arg_value>",
     also=(),
+    led="",
     call=("", "", ""),
     between="</tool_call><tool_call>",
     tagged=TaggedValues("<arg_key>", "</arg_key><arg_value>", "</arg_value>"),
@@ -293,7 +306,7 @@ HARMONY = CallFormat(
 # The first that a template speaks in is its format; the last one takes all.
 FORMATS = (
     HARMONY, DEEPSEEK, DEEPSEEK_V3_1, MISTRAL_IDS, MISTRAL_ARGS, MISTRAL, SMOLLM3, PHI4_MINI, SEED_OSS, QWEN3_CODER,
-    GLM4_5, GLM4_7, HERMES, GRANITE, LLAMA, GEMMA3, GENERIC,
+    GLM4_5, GLM4_7, EXAONE4, HERMES, GRANITE, LLAMA, GEMMA3, GENERIC,
 )  # fmt: skip
 
 
