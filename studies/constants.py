@@ -26,6 +26,8 @@ from eagle_runtime.drafting.cost_learning import unknown
 from eagle_runtime.drafting.cost_model import Costs, Pass, Timings
 from eagle_runtime.drafting.cost_storage import LearnedCosts
 from eagle_runtime.drafting.rank_acceptance import Ranks
+from eagle_runtime.opening.loading import open_bundle
+from eagle_runtime.opening.opened import OpenBundle
 from eagle_tools.markdown import markdown_table
 from studies.harness import prompts_of
 
@@ -75,24 +77,27 @@ def report(args: argparse.Namespace) -> str:
     """Decode with each value; returns the table."""
     prompts = [text for path in args.prompts for text in prompts_of(path, args.count)]
     rows = []
-    with EagleModel.load(args.bundle, threads=args.threads) as model:
+    opened = open_bundle(args.bundle, "auto", None, args.threads, check_hashes=True)
+    with EagleModel(opened):
         for method, modules in CONSTANTS.items():
             recycling.NEWEST = 0.0  # type: ignore[attr-defined]  # a level's time stays what it is before any was timed
-            usual = rate(model, prompts, method, args.max_new_tokens)
+            usual = rate(opened, prompts, method, args.max_new_tokens)
             for module, *names in modules:
                 for name in names:
                     ratios = []
                     for factor in (0.5, 2.0):
                         with changed(f"eagle_runtime.drafting.{module}", name, factor):
-                            ratios.append(rate(model, prompts, method, args.max_new_tokens) / usual)
+                            ratios.append(rate(opened, prompts, method, args.max_new_tokens) / usual)
                     rows.append((f"{module}.{name}", method, *(f"{100 * (ratio - 1):+.1f} %" for ratio in ratios)))
                     print(*rows[-1], flush=True)
     return markdown_table(("constant", "method", "half", "double"), rows)
 
 
-def rate(model: EagleModel, prompts: Sequence[str], method: str, count: int) -> float:
+def rate(opened: OpenBundle, prompts: Sequence[str], method: str, count: int) -> float:
     """Returns the tokens per second of the made-up machine. method: as in CONSTANTS."""
-    bundle = dataclasses.replace(model.twin().bundle, costs=Fixed(), acceptance={}, ranks=Ranks(), habits=_fresh(model))
+    bundle = dataclasses.replace(
+        opened.with_new_caches(), costs=Fixed(), acceptance={}, ranks=Ranks(), habits=_fresh(opened)
+    )
     method, _, tree = method.partition(" ")
     tokens, seconds = 0, 0.0
 
@@ -116,8 +121,8 @@ def rate(model: EagleModel, prompts: Sequence[str], method: str, count: int) -> 
     return tokens / seconds
 
 
-def _fresh(model: EagleModel) -> Any:
-    return importlib.import_module("eagle_runtime.drafting.habits").Habits(model.manifest.target.vocab_size)
+def _fresh(opened: OpenBundle) -> Any:
+    return importlib.import_module("eagle_runtime.drafting.habits").Habits(opened.manifest.target.vocab_size)
 
 
 @contextmanager

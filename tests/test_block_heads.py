@@ -32,6 +32,7 @@ from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.block_head import BlockHead as RuntimeHead
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.cost_model import Costs, Timings
+from insides import bundle_in
 from machine_fake import FixedCosts
 
 ROWS = 6
@@ -100,9 +101,9 @@ def model(head: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Eagl
 def test_what_is_read_ahead_counts_as_drafted(model: EagleModel, prompts: list[list[int]]) -> None:
     """The proposal after tokens that follow the root, and those below it, are the same whether these tokens were fed as
     a chain or read ahead."""
-    runtime, text, ahead = model.bundle.head, prompts[0], [40, 41]
+    runtime, text, ahead = bundle_in(model).head, prompts[0], [40, 41]
     assert isinstance(runtime, RuntimeHead) and len(ahead) <= runtime.most_ahead
-    _, features = model.bundle.target.prefill(text[:-1])
+    _, features = bundle_in(model).target.prefill(text[:-1])
 
     def fed(tokens: list[int], proposal: Proposal) -> list[Proposal]:
         children = []
@@ -132,10 +133,10 @@ def test_drafts_are_those_of_the_torch_module(head: Path, model: EagleModel, pro
     source = AutoModelForCausalLM.from_pretrained(GOLDEN / "target", dtype=torch.float32)
     module = eager_head(pair.head.config, eager_weights(pair.head, source))
     assert isinstance(module, BlockHead)
-    runtime = model.bundle.head
+    runtime = bundle_in(model).head
     assert isinstance(runtime, RuntimeHead) and runtime.free_levels
     runtime.truncate(0)
-    _, features = model.bundle.target.prefill(text[:-1])
+    _, features = bundle_in(model).target.prefill(text[:-1])
     runtime.note(features)
     proposal = runtime.catch_up(text)
     drafted: list[int] = []
@@ -167,13 +168,13 @@ def test_drafts_are_those_of_the_torch_module(head: Path, model: EagleModel, pro
 
 
 def test_a_pass_of_fewer_rows_drafts_the_same_in_fewer_levels(model: EagleModel, prompts: list[list[int]]) -> None:
-    runtime, text = model.bundle.head, prompts[0]
+    runtime, text = bundle_in(model).head, prompts[0]
     spec = model.manifest.head
     assert isinstance(runtime, RuntimeHead) and spec is not None and spec.block is not None
     if not spec.block.causal:
         assert runtime.row_counts == range(ROWS, ROWS + 1)
         return
-    _, features = model.bundle.target.prefill(text[:-1])
+    _, features = bundle_in(model).target.prefill(text[:-1])
     drafts = []
     for rows in (None, runtime.row_counts[1]):
         runtime.truncate(0)
@@ -190,8 +191,8 @@ def test_a_pass_of_fewer_rows_drafts_the_same_in_fewer_levels(model: EagleModel,
 
 def test_trees_sized_by_costs_grow_as_deep_as_the_block(model: EagleModel, prompts: list[list[int]]) -> None:
     flat = Timings((1, 64), (64,), ((1.0, 1.0),))  # so that every level and every node pays
-    assert model.bundle.head is not None
-    drafter = CostAwareDrafter(model.bundle.head, FixedCosts(Costs(flat, flat)), AcceptanceStats(), top_k=3)
+    assert bundle_in(model).head is not None
+    drafter = CostAwareDrafter(bundle_in(model).head, FixedCosts(Costs(flat, flat)), AcceptanceStats(), top_k=3)
     cycles: list[Cycle] = []
     result = model.generate(prompts[0], drafter=drafter, max_new_tokens=24, on_cycle=cycles.append)
     assert result.token_ids == model.generate(prompts[0], method="vanilla", max_new_tokens=24).token_ids
@@ -231,7 +232,7 @@ def test_cuda_does_not_run_block_heads(head: Path, tmp_path: Path) -> None:
 def test_a_broken_head_costs_drafts_alone(
     model: EagleModel, prompts: list[list[int]], wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runtime = model.bundle.head
+    runtime = bundle_in(model).head
     assert isinstance(runtime, RuntimeHead)
     session = runtime._session
     rng = np.random.default_rng(0)

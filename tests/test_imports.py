@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -211,6 +212,22 @@ def test_reading_a_calibration_takes_numpy_only() -> None:
     assert "numpy" in modules and not modules & (HEAVY | set(ENGINES) | {"tokenizers", "jinja2", "rich"})
 
 
+def test_the_model_shows_what_applications_use() -> None:
+    """Engines, caches and turns are behind `_turns`, which other modules get from `Turns` and not from the model."""
+    shown = {name for name in dir(eagle_runtime.EagleModel) if not name.startswith("_")}
+    facts = {"manifest", "text", "context", "threads", "backend", "passed_over", "notice", "row_check", "head"}
+    facts |= {"default_method", "has_twins", "joins_texts"}
+    answers = {"generate", "stream", "batch", "grant", "check", "score", "conversation", "load_conversation", "twin"}
+    texts = {"encode", "decode", "count_tokens", "chat_prompt"}
+    assert shown == facts | answers | texts | {"load", "close", "costs", "memory", "counters"}
+    users = [
+        path
+        for part in ("runtime", "calib", "export", "train", "tools", "studies")
+        for path in ROOT.glob(f"{part}/**/*.py")
+    ]
+    assert not [path for path in users if re.search(r"(?<!self)\._turns\b", path.read_text(encoding="utf-8"))]
+
+
 def test_the_public_names_are_these() -> None:
     """A name added or gone is a decision, not an accident."""
     assert eagle_runtime.__all__ == [
@@ -249,5 +266,6 @@ def test_the_public_names_are_these() -> None:
         "TreeShape",
         "Turn",
         "Usage",
+        "Wish",
     ]
     assert all(hasattr(eagle_runtime, name) for name in eagle_runtime.__all__)

@@ -39,6 +39,7 @@ from eagle_tools.compare_engines import compare_sessions
 from eagle_tools.doctor import main as doctor_main
 from eagle_tools.precision.speed import NODES, BundleAnswers, time_models
 from eagle_tools.questions import Question
+from insides import bundle_in, sessions_of
 
 TARGET = GOLDEN / "target"
 
@@ -100,13 +101,13 @@ def test_it_has_no_part_of_a_head(bundle: Path, model_of: Callable[..., EagleMod
     assert manifest.target.graph.outputs["features"].shape == (1, "T", manifest.target.hidden_size)
     assert not (bundle / "draft").exists() and all(not name.startswith("draft/") for name in manifest.files)
     model = model_of("alone")
-    assert len(model.sessions) == 1 and model.default_method == "lookup"
+    assert len(sessions_of(model)) == 1 and model.default_method == "lookup"
     assert model_of("eagle1").default_method == "eagle+lookup"
 
 
 def test_habits_are_the_default_where_passes_take_long(model_of: Callable[..., EagleModel]) -> None:
     def default(name: str, **changed: Any) -> str:
-        return dataclasses.replace(model_of(name).bundle, **changed).default_method
+        return dataclasses.replace(bundle_in(model_of(name)), **changed).default_method
 
     assert default("alone", pass_s=HABITS_PAY_S) == "recycling" and default("alone", pass_s=0.009) == "lookup"
     assert default("alone", pass_s=1.0, datastore=Datastore([[1, 2, 3]])) == "lookup"

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from eagle_runtime.bundle.fidelity import FidelityWarning as FidelityWarning
     from eagle_runtime.core.drafter import Drafter as Drafter
     from eagle_runtime.core.generate import Cycle as Cycle
+    from eagle_runtime.core.rounds import Wish as Wish
     from eagle_runtime.drafting.shapes import DynamicTree as DynamicTree
     from eagle_runtime.drafting.shapes import StaticTree as StaticTree
     from eagle_runtime.drafting.shapes import TreeShape as TreeShape
@@ -65,6 +66,7 @@ _DEFINED = {
     "bundle.fidelity": "FidelityWarning",
     "core.drafter": "Drafter",
     "core.generate": "Cycle",
+    "core.rounds": "Wish",
     "drafting.shapes": "DynamicTree StaticTree TreeShape",
     "sampling.constraint": "Constraint",
     "sampling.params": "SamplingParams",

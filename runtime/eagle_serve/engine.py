@@ -12,8 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime import AnswerForm, Constraint, ConstraintError, EagleModel, Piece, RequestError
-from eagle_runtime.app.turn import Wish
+from eagle_runtime import AnswerForm, Constraint, ConstraintError, EagleModel, Piece, RequestError, Wish
 from eagle_serve.errors import ApiError, error_of
 from eagle_serve.jobs import Job
 from eagle_serve.metrics import Metrics
@@ -50,7 +49,7 @@ class Engine:
 
     def __init__(self, model: EagleModel, bundle: Path, options: Options, metrics: Metrics) -> None:
         """bundle: the folder that the model was loaded from. Raises BundleError, RequestError."""
-        if (options.parallel or 1) > 1 and not model.bundle.on_cpu:
+        if (options.parallel or 1) > 1 and not model.has_twins:
             raise RequestError(f"requests cannot take turns on {model.backend}, whose caches are one; use --parallel 1")
         self.parallel = options.parallel or (AT_ONCE if model.joins_texts else 1)
         self.model = model
@@ -115,7 +114,6 @@ class Engine:
                 settings["prompt_logprobs"] = request.logprobs
         if form is not None and (form.thinks or form.use is not None):
             settings["form"] = form
-        self.model.slots.check(len(ids), self.model.context)
         if request.grammar is not None:
             try:
                 settings["constraint"] = Constraint.of(request.grammar.kind, request.grammar.value)
@@ -124,7 +122,7 @@ class Engine:
         if request.prediction is not None:
             settings["prediction"] = request.prediction
         try:
-            self.model.stream(ids, **settings).close()  # makes all checks of a turn, and computes nothing
+            self.model.check(ids, **settings)
         except ConstraintError as error:
             param = "tools" if request.tools else request.grammar.param if request.grammar else None
             raise error_of(error, param, self._bundle) from None
@@ -141,7 +139,7 @@ class Engine:
         try:
             if request.endpoint == "completions":
                 prompts = (one if isinstance(one, str) else list(one) for one in request.prompts)
-                return [(self.model.checked_prompt(prompt), None) for prompt in prompts]
+                return [(self.model.check(prompt), None) for prompt in prompts]
             if not self.model.text.chat:
                 reason = "this model has no chat template; send a prompt to /v1/completions"
                 raise ApiError(400, "template_error", reason, "messages")
@@ -152,7 +150,7 @@ class Engine:
                 template_kwargs=request.template_kwargs,
                 tool_format=self._options.tool_format,
             )
-            return [(self.model.checked_prompt(text.encode_rendered(chat.text)), chat.form)]
+            return [(self.model.check(text.encode_rendered(chat.text)), chat.form)]
         except RequestError as error:
             raise error_of(error, "prompt" if request.endpoint == "completions" else "messages", self._bundle) from None
 

@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from eagle_runtime import Cycle, EagleError, Piece
-from eagle_runtime.app.turn import AwaitedTurn, Wish
+from eagle_runtime import Cycle, EagleError, Piece, Wish
+from eagle_runtime.app.turn import AwaitedTurn
 from eagle_serve.errors import ApiError, error_of, wrong_value
 from eagle_serve.prepared import Prepared
 

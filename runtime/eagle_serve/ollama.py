@@ -219,7 +219,7 @@ def _listed(engine: Engine, name: str) -> dict[str, Any]:
         "name": f"{name}{TAG}",
         "model": f"{name}{TAG}",
         "modified_at": _time(engine),
-        "size": engine.model.bundle.weight_bytes,
+        "size": engine.model.memory().weights,
         "digest": engine.digest,
         "details": _details(engine),
     }

@@ -96,7 +96,7 @@ class Prefixes:
                 return best.take(ids)
             state = self._other([state for _, state in known if not state.busy and state is not best])
             if best is not None:
-                state.chat.slot.copy_from(best.chat.slot, count)
+                state.chat.share_rows(best.chat, count)
             return state.take(ids)
 
     def _other(self, idle: Sequence[_State]) -> _State:

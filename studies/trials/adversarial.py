@@ -11,6 +11,7 @@ top-p, min-p or penalties, from many seeds.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -77,10 +78,10 @@ class Outcome:
     seconds: float
 
 
-def lying_model(
+def lying_bundle(
     bundle: Path, liar: Callable[[int], Liar], draft: bool, threads: int | None, backend: str = "cpu"
-) -> EagleModel:
-    """Returns a model whose drafts go through a Liar, which `liar` makes for a vocabulary. draft: whether the bundle
+) -> OpenBundle:
+    """Returns an opened bundle whose drafts go through a Liar, which `liar` makes for a vocabulary. draft: whether it
     is its own draft model too. Raises EagleError."""
     opened = with_draft_bundles(
         open_bundle(bundle, backend, None, threads, "once"), [bundle] if draft else [], "once", None
@@ -106,18 +107,21 @@ def lying_model(
         costs=FreeDrafts(),
         habits=LyingHabits(opened.manifest.target.vocab_size, mine),
     )
-    return EagleModel(spoiled.with_new_caches())
+    return spoiled.with_new_caches()
 
 
 class Campaign:
     """Attacks on one bundle."""
 
     def __init__(
-        self, model: EagleModel, liar: Liar, random: np.random.Generator, texts: Sequence[Sequence[int]] = ()
+        self, bundle: OpenBundle, liar: Liar, random: np.random.Generator, texts: Sequence[Sequence[int]] = ()
     ) -> None:
         """liar: the model's; texts: whose parts are prompts; none for those of the certificate, and random ids."""
-        self._model, self._liar, self._random = model, liar, random
-        self._texts = texts
+        self._liar, self._random, self._texts = liar, random, texts
+        self._model = EagleModel(bundle)  # of which the prompts are
+        documents = [self._prompt() for _ in range(STORED)]
+        self._bundle = dataclasses.replace(bundle, datastore=Datastore(documents))
+        self._model = EagleModel(self._bundle)
         self._seeds = itertools.count(int(random.integers(2**20)))
         self.answers = self.tokens = self.accepted = self.failures = self.ties = self.cases = 0
         self.of: dict[str, dict[str, tuple[int, int]]] = {}
@@ -134,7 +138,7 @@ class Campaign:
         }
         shapes = ("dynamic", "static", "chain", "cost-aware", "sequoia")
         methods = (["eagle"] if model.manifest.head is not None else []) + (
-            ["draft-model"] if model.bundle.drafts else []
+            ["draft-model"] if self._bundle.drafts else []
         )
         for method, shape in itertools.product(methods, shapes):
             own[f"{method}, {shape}"] = lambda prompt, answer, m=method, s=shape: {"method": m, "tree": s}  # type: ignore[misc]
@@ -144,8 +148,6 @@ class Campaign:
 
     def run(self, cases: int, new_tokens: int) -> None:
         """Attack until there are so many cases. Raises RequestError for a model that drafts nothing."""
-        documents = [self._prompt() for _ in range(STORED)]
-        self._model.bundle = dataclasses.replace(self._model.bundle, datastore=Datastore(documents))
         attacks, before = self.attacks(), -1
         while self.cases < cases:
             if self.cases == before:
@@ -238,10 +240,11 @@ def attack_bundle(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EagleWarning)  # of heads that compute what they should not
-        with lying_model(bundle, liar, True, threads, backend) as model:
-            campaign = Campaign(model, liars[0], random, texts)
+        opened = lying_bundle(bundle, liar, True, threads, backend)
+        with contextlib.closing(opened.engines):
+            campaign = Campaign(opened, liars[0], random, texts)
             campaign.run(cases, new_tokens)
-            precision = model.manifest.precision["target"]
+            precision = opened.manifest.precision["target"]
     counts = {name: getattr(campaign, name) for name in ("answers", "cases", "tokens", "accepted", "failures", "ties")}
     seconds = round(time.perf_counter() - started, 1)
     return Outcome(str(bundle), precision, **counts, of=campaign.of, seconds=seconds)

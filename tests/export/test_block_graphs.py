@@ -20,6 +20,7 @@ from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.drafting.block_head import BlockHead
 from head_writers import TARGET, Head
+from insides import bundle_in
 
 ROOTS = (10, 14, 31)  # of the recordings
 
@@ -43,13 +44,13 @@ def test_the_graphs_draft_what_the_producers_module_drafts(
         export(TARGET, write().write(tmp_path / "head"), bundle, Settings(certify=False))
     tokens, logits = RECORDED["tokens"][0].tolist(), RECORDED[f"{recorded}.logits"]
     with EagleModel.load(bundle, threads=1) as model:
-        head, spec = model.bundle.head, model.manifest.head
+        head, spec = bundle_in(model).head, model.manifest.head
         assert isinstance(head, BlockHead) and spec is not None and spec.block is not None
         # Reduced vocabularies have a share of the logits.
         kept = list(range(256)) if spec.draft_vocab_size == 256 else list(range(0, 220, 5))
         for block, root in enumerate(ROOTS):
             head.truncate(0)
-            _, features = model.bundle.target.prefill(tokens[:root])
+            _, features = bundle_in(model).target.prefill(tokens[:root])
             head.note(features)
             proposal = head.catch_up(tokens[: root + 1])
             scores = logits[block, :, kept].log_softmax(-1).numpy()

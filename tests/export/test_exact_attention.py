@@ -24,6 +24,7 @@ from eagle_runtime.core.target import Target
 from eagle_runtime.opening.exact_rows import RowCheck
 from eagle_runtime.ort.operators import native_operators
 from eagle_runtime.ort.session import OrtSession
+from insides import bundle_in
 
 LONG = 330  # more than one block of ONNX Runtime's products
 
@@ -35,7 +36,7 @@ def random_tree(rng: np.random.Generator, nodes: int, chain: bool) -> Tree:
 
 def assert_equal_alone(model: EagleModel, prompt: list[int], tree: Tree) -> None:
     """Compares the last node of a tree and one in the middle with the same tokens decoded one at a time."""
-    target = model.bundle.target
+    target = bundle_in(model).target
     target.prefill(prompt)
     logits, features = (np.array(rows) for rows in target.verify(tree))
     for last in {tree.num_nodes // 2, tree.num_nodes - 1}:

@@ -39,6 +39,7 @@ from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.core.target import Target
 from eagle_runtime.opening.exact_rows import equal_rows
 from eagle_runtime.ort.session import OrtSession
+from insides import bundle_in
 from tiny_families import CONTEXT, HIDDEN, LAYERS, ROWS, VOCAB, WIDE_PHI, Row, save_source, source_of
 
 
@@ -243,7 +244,7 @@ def test_logits_and_features_equal_transformers(name: str, bundles: Callable[[st
     """The traced graph, and the same graph with the attention of quantised targets."""
     source, fp32 = source_of(ROWS[name]), bundles(name, "fp32")
     with EagleModel.load(fp32, threads=1) as model:
-        assert_equals_source(source, model.bundle.target)
+        assert_equals_source(source, bundle_in(model).target)
     graph = ir.load(fp32 / "target/model.onnx")
     assert len(ExactAttention().apply(graph)) == LAYERS
     ir.save(graph, fp32 / "target/exact.onnx")
@@ -280,7 +281,7 @@ def test_drafts_change_no_token_and_no_bit(name: str, precision: str, bundles: C
             for method in methods:
                 drafted = model.generate(prompt, method=method, max_new_tokens=60, **settings)
                 assert drafted.token_ids == plain.token_ids
-        assert precision == "fp32" or equal_rows(model.bundle.target)
+        assert precision == "fp32" or equal_rows(bundle_in(model).target)
 
 
 # Families with norms of heads or of rows after a product, products that are cut into parts, or multipliers.
@@ -321,7 +322,7 @@ def test_the_native_form_computes_the_same(name: str, bundles: Callable[[str, st
     logits = {}
     for backend in ("cpu", "native"):
         with EagleModel.load(bundles(name, "int8"), backend=backend, threads=1) as model:
-            logits[backend] = np.concatenate(list(model.bundle.target.score(text)))
+            logits[backend] = np.concatenate(list(bundle_in(model).target.score(text)))
     apart = np.abs(logits["native"] - logits["cpu"]).mean() / logits["cpu"].std()
     assert apart < 0.02
     operators = [node.op_type for node in ir.load(bundles(name, "int8") / "target/native.onnx").graph]

@@ -15,6 +15,7 @@ from eagle_export.bundle import export
 from eagle_export.reading.families.registry import FAMILIES
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
+from insides import bundle_in
 from trt_network import TARGET_SIZES, Network
 
 pytestmark = pytest.mark.slow
@@ -153,7 +154,7 @@ def test_real_widths(model_type: str, folder: Path) -> None:
     out = model(torch.tensor([text]), output_hidden_states=True)
     export(folder / "source", None, folder / "fp32", Settings(certify=False))
     with EagleModel.load(folder / "fp32", threads=1) as bundle:
-        logits, features = bundle.bundle.target.prefill(text)
+        logits, features = bundle_in(bundle).target.prefill(text)
         np.testing.assert_allclose(logits, out.logits[0, -1].numpy(), atol=1e-4)
         np.testing.assert_allclose(np.asarray(features), out.hidden_states[-1][0].numpy(), atol=1e-4)
     if model_type in UNBUILT:

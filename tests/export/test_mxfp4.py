@@ -20,6 +20,7 @@ from eagle_export.reading.families.source import load_source
 from eagle_export.reading.families.target import open_target
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
+from insides import bundle_in
 from tiny_families import TINY_YARN, Row, save_source
 
 WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_hidden_layers": 2, "sliding_window": 12}
@@ -69,7 +70,7 @@ def test_a_bundle_computes_what_transformers_does(packed: Path, tmp_path: Path) 
     expected = load_source(packed)(torch.tensor([text])).logits[0].numpy()
     export(packed, None, tmp_path / "bundle", Settings(certify=False))
     with EagleModel.load(tmp_path / "bundle") as model:
-        logits = np.concatenate(list(model.bundle.target.score(text)))
+        logits = np.concatenate(list(bundle_in(model).target.score(text)))
     np.testing.assert_allclose(logits, expected, atol=1e-4)
 
 

@@ -14,13 +14,14 @@ from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.core.head import Proposal
 from eagle_runtime.drafting.head import Head, Scratch
 from fakes import observed
+from insides import sessions_of
 
 
 def proposals(bundle: Path, backend: str) -> list[Proposal]:
     """Of a text that is read in two pieces, and of two levels of a tree."""
     rng = np.random.default_rng(3)
     with EagleModel.load(bundle, backend=backend, threads=2, context=128) as model:
-        session = model.sessions[1]
+        session = sessions_of(model)[1]
         head = Head(session, 128, 32)
         features = rng.standard_normal((43, int(session.inputs["features"].shape[2]))).astype(np.float32)
         tokens = rng.integers(0, 256, 43).tolist()

@@ -46,6 +46,7 @@ from eagle_train.target import FrozenTarget
 from fakes import observed
 from greedy_texts import own_text
 from grow import grow
+from insides import bundle_in
 from mtp_writers import (
     WRITERS,
     Tensors,
@@ -214,7 +215,7 @@ def assert_drafts(bundle: Path, source: Any, module: nn.Module) -> None:
         assert proposal.tokens[row].tolist() == best.indices.tolist()
 
     with EagleModel.load(bundle, threads=1) as model:
-        logits, rows = model.bundle.target.prefill(PROMPT)
+        logits, rows = bundle_in(model).target.prefill(PROMPT)
         np.testing.assert_allclose(logits, source(torch.tensor([PROMPT])).logits[0, -1], atol=1e-4)
         np.testing.assert_allclose(rows, features_of(PROMPT)[0], atol=1e-4)
         first, later = PROMPT[1:6], [*PROMPT[6:], 9]
@@ -260,7 +261,7 @@ def test_drafts_change_no_token_and_no_bit(precision: str, bundle_of: Callable[[
             for more in drafts:
                 drafted = model.generate(prompt, max_new_tokens=60, **{"method": "eagle", **more, **settings})
                 assert drafted.token_ids == plain.token_ids
-        assert precision == "fp32" or equal_rows(model.bundle.target)
+        assert precision == "fp32" or equal_rows(bundle_in(model).target)
 
 
 def test_layers_of_all_producers_are_the_same_head(target: Path, layer: Tensors, tmp_path: Path) -> None:

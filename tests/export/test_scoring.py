@@ -10,6 +10,7 @@ import pytest
 from eagle_calib.scoring import divergence, log_softmax
 from eagle_runtime import EagleModel, RequestError
 from eagle_runtime.core.target import SCORE_CHUNK
+from insides import bundle_in
 
 TEXT = np.random.default_rng(3).integers(3, 256, 2 * SCORE_CHUNK + 9).tolist()
 
@@ -20,7 +21,7 @@ def test_rows_are_those_after_every_beginning_of_the_text(model_of: Callable[...
     assert [len(piece) for piece in pieces] == [SCORE_CHUNK, SCORE_CHUNK, 9]
     rows = np.concatenate(pieces)
     for end in (0, 5, SCORE_CHUNK - 1, SCORE_CHUNK, len(TEXT) - 1):
-        logits, _ = model.bundle.target.prefill(TEXT[: end + 1])
+        logits, _ = bundle_in(model).target.prefill(TEXT[: end + 1])
         np.testing.assert_allclose(rows[end], logits, atol=1e-4)
 
 

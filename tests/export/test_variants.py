@@ -23,6 +23,7 @@ from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.drafting.head import Scratch
 from fakes import observed
+from insides import bundle_in
 
 PROMPT = [5, 17, 3, 60, 41, 2, 33, 8, 19, 4, 55]
 
@@ -312,7 +313,7 @@ def test_bundle_equals_the_papers(name: str, tmp_path: Path) -> None:
     _, next_log_probs = head_reference(variant, weights, [*ids, 11], torch.cat([features, hidden[-1:]]), theta)
 
     with EagleModel.load(tmp_path / "bundle") as model:
-        logits, rows = model.bundle.target.prefill(PROMPT)
+        logits, rows = bundle_in(model).target.prefill(PROMPT)
         np.testing.assert_allclose(logits, out.logits[0, -1], atol=1e-4)
         np.testing.assert_allclose(rows, features, atol=1e-4)
         proposal = observed(model.head, ids, rows)

@@ -25,6 +25,7 @@ from eagle_runtime.sampling.candidates import LogitRow
 from eagle_runtime.sampling.sampler import Sampler
 from eagle_tools.compare_engines import compare_sessions
 from eagle_tools.questions import read_questions
+from insides import bundle_in, sessions_of
 
 pytestmark = pytest.mark.gpu
 
@@ -122,7 +123,7 @@ def decode(
     sampler = RecordingSampler(params, prompt, model.manifest.target.vocab_size)
     tokens: list[int] = []
     accepted = 0
-    for event in generate(DecodingState(model.bundle.target, model.head), drafter, sampler, prompt):
+    for event in generate(DecodingState(bundle_in(model).target, model.head), drafter, sampler, prompt):
         accepted += event.step.num_accepted
         tokens += event.step.tokens.tolist()
         if len(tokens) >= NEW_TOKENS:
@@ -175,7 +176,9 @@ def test_every_output_equals_the_cpus(
     model = model_on(backend, precision)
     prompts = [model.text.encode(text)[:PROMPT_TOKENS] for text in texts[:6]]
     with EagleModel.load(bundle_on(backend, precision), backend="cpu", context=CONTEXT) as reference:
-        comparisons = compare_sessions(reference.sessions, model.sessions, model.manifest.target.vocab_size, prompts)
+        comparisons = compare_sessions(
+            sessions_of(reference), sessions_of(model), model.manifest.target.vocab_size, prompts
+        )
     for each in comparisons:
         print(each)
         assert each.largest < 0.05 * each.scale

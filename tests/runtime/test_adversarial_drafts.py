@@ -18,6 +18,7 @@ from eagle_export.bundle import export
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.core.engines import Engines
+from insides import bundle_in, sessions_of
 from studies.trials.adversarial import Campaign, Outcome, attack_bundle, main
 from studies.trials.liars import LIES, AnyTree, Liar, LyingSession
 
@@ -88,8 +89,8 @@ def test_another_answer_is_a_failure(bundle_of: Callable[..., Path], capsys: pyt
     with EagleModel.load(bundle_of("alone"), threads=1) as model:
         liar, unsteady = (Liar(model.manifest.target.vocab_size, random) for _ in range(2))
         unsteady.begin("random", np.arange(3))
-        engines = Engines([LyingSession(model.sessions[0], unsteady)])
-        campaign = Campaign(EagleModel(replace(model.bundle, engines=engines).with_new_caches()), liar, random, texts())
+        engines = Engines([LyingSession(sessions_of(model)[0], unsteady)])
+        campaign = Campaign(replace(bundle_in(model), engines=engines).with_new_caches(), liar, random, texts())
         campaign.run(cases=40, new_tokens=8)
     assert 0 < campaign.failures <= campaign.answers and "DIFFERS" in capsys.readouterr().err
 

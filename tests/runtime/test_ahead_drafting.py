@@ -25,6 +25,7 @@ from eagle_runtime.drafting.head import NEVER, Scratch
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree
 from eagle_runtime.sampling.params import SamplingParams
 from eagle_runtime.sampling.sampler import Sampler
+from insides import bundle_in, sessions_of
 
 TARGET, HEADS = GOLDEN / "target", 4
 KINDS = ("medusa", "hydra")
@@ -163,7 +164,7 @@ def test_a_head_follows_the_text(ahead_model: Models, kind: str) -> None:
     """What is read in pieces, forgotten and remembered proposes what the newest feature alone would."""
     model = ahead_model(kind)
     width = model.manifest.target.hidden_size
-    session = model.sessions[1]
+    session = sessions_of(model)[1]
     make = {"medusa": MedusaHeads, "hydra": HydraHeads}[kind]
     tokens, features = [5, 9, 4, 3, 8, 2], feature_rows(5, width)
     whole, parts = make(session, 64, 32), make(session, 64, 32)
@@ -202,7 +203,7 @@ def test_levels_are_those_of_the_heads(ahead_model: Models, kind: str) -> None:
     model = ahead_model(kind)
     head = model.head
     text = texts()[0][:20]
-    state = DecodingState(model.bundle.target, head)
+    state = DecodingState(bundle_in(model).target, head)
     list(state.read(text))
     first = head.catch_up([*text, 65])
     assert first.position == 21
@@ -229,7 +230,7 @@ def test_what_is_read_ahead_counts_as_drafted(ahead_model: Models, kind: str, ah
     head = ahead_model(kind).head
     assert isinstance(head, AheadReader)
     text = texts()[0][:20]
-    list(DecodingState(ahead_model(kind).bundle.target, head).read(text))
+    list(DecodingState(bundle_in(ahead_model(kind)).target, head).read(text))
     proposal = head.catch_up([*text, 64])
     children: list[Any] = []
     with Scratch(head) as scratch:
@@ -246,7 +247,7 @@ def test_what_is_read_ahead_counts_as_drafted(ahead_model: Models, kind: str, ah
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_second_answer_drafts_from_the_state_of_the_first(ahead_model: Models, kind: str) -> None:
     model, text = ahead_model(kind), texts()[1]
-    state = DecodingState(model.bundle.target, model.head)
+    state = DecodingState(bundle_in(model).target, model.head)
 
     def answer(prompt: Sequence[int]) -> list[int]:
         sampler = Sampler(SamplingParams(), prompt, model.manifest.target.vocab_size)

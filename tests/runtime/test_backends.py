@@ -37,6 +37,7 @@ from eagle_runtime.opening.backends import (
 )
 from eagle_runtime.opening.exact_rows import RowCheck
 from eagle_runtime.ort.operators import native_operators
+from insides import sessions_of
 
 OF_FP16 = tuple(name for name in BACKENDS if name != NATIVE)  # those that bundles in fp16 may be made for
 REASONS = {**{name: f"no {name} here" for name in OF_FP16}, NATIVE: "the bundle has no graph for it"}
@@ -79,7 +80,7 @@ def test_what_a_token_takes_in_a_native_cache(bundle_of: Callable[..., Path], pr
         spec = model.manifest.target
         assert (spec.num_kv_heads, spec.head_dim) == (2, 16)
         expected = 2 * spec.num_layers * spec.num_kv_heads * row
-        cache = model.sessions[0].new_cache(64)
+        cache = sessions_of(model)[0].new_cache(64)
         assert cache.token_bytes == expected and cache.nbytes == 64 * expected
         assert 2 * spec.num_layers * graph_of(spec.graph, NATIVE).kv_row_bytes == expected
 

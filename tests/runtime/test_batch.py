@@ -35,6 +35,7 @@ from eagle_runtime.drafting.cost_storage import LearnedCosts
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.opening.joined_heads import check_head
 from eagle_runtime.ort.session import OrtSession
+from insides import sessions_of, turns_of
 from patience import PATIENCE_S
 
 PROMPTS = [[5, 6, 7, 5, 6], list(range(3, 90)), [11], [5, 6, 7, 5, 6, 7, 8], [40, 41] * 9, [2, 3, 4, 5]]
@@ -110,7 +111,7 @@ def read(session: Session, number: int) -> Head:
 def test_heads_of_several_texts_read_in_one_pass(bundle_of: Callable[..., Path]) -> None:
     """What they propose, then and after, is what each proposes that reads alone."""
     with EagleModel.load(bundle_of("eagle3", "int4"), backend="native", threads=1, context=256) as model:
-        session = model.sessions[1]
+        session = sessions_of(model)[1]
         texts = [list(range(1, 12 + 4 * number)) for number in range(3)]
         alone, joined = ([read(session, number) for number in range(3)] for _ in range(2))
         expected = [head.catch_up(tokens) for head, tokens in zip(alone, texts, strict=True)]
@@ -138,7 +139,7 @@ def test_a_head_that_does_not_join_texts_reads_alone(
 ) -> None:
     """As with operators that were not made for it."""
     with EagleModel.load(bundle_of("eagle3", "int4"), backend="native", threads=1, context=256) as model:
-        session = model.sessions[1]
+        session = sessions_of(model)[1]
         head = read(session, 0)
         assert head.reading(list(range(1, 12))) is not None
         together = OrtSession.run_together
@@ -231,12 +232,12 @@ def test_a_text_that_ends_early_keeps_no_other_waiting(model: EagleModel) -> Non
     """The first one ends before it has read what the second waits for: then that reads for itself."""
     common = [3 + number % 90 for number in range(200)]
     settings = {"max_new_tokens": 3, "ignore_eos": True, "temperature": 0}
-    slots = [model.slots.new() for _ in range(2)]
+    slots = [turns_of(model).slots.new() for _ in range(2)]
     beginnings = Beginnings()
     turns = []
     for slot in slots:
         beginnings.add(slot, common)
-        turns.append(model.turn_in(slot, common, lambda *_, slot=slot: beginnings.end(slot), settings))
+        turns.append(turns_of(model).in_slot(slot, common, lambda *_, slot=slot: beginnings.end(slot), settings))
     assert [slot.waits for slot in slots] == [False, True]
     turns[0].close()
     assert not slots[1].waits

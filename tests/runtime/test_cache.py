@@ -23,6 +23,7 @@ from eagle_runtime.base.tree import root_only
 from eagle_runtime.core import cache as cache_module
 from eagle_runtime.core.cache import ALIGNMENT, FIRST, KEPT, STEP, Cache, HeadMajorCache, KVCache, aligned_empty
 from eagle_runtime.core.target import Target
+from insides import sessions_of
 
 LAYERS, CAPACITY, HEADS, WIDTH = 2, 12, 2, 4
 MANY = 3 * STEP - 10
@@ -391,7 +392,7 @@ def test_memory_of_another_size_at_the_same_address_is_bound_anew(
     monkeypatch.setattr(cache_module, "aligned_empty", same)
     rng = np.random.default_rng(0)
     with EagleModel.load(bundle_of("eagle1", "int8"), threads=1, backend="cpu") as model:
-        target = Target(model.sessions[0], 600)
+        target = Target(sessions_of(model)[0], 600)
         target.prefill(rng.integers(0, 100, 2 * FIRST).tolist())
         text, seen = rng.integers(0, 100, 40).tolist(), []
         for _ in range(2):

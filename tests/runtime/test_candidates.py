@@ -27,6 +27,7 @@ from eagle_runtime.sampling.noise import exponential_noise
 from eagle_runtime.sampling.params import SamplingParams
 from eagle_runtime.sampling.race import Known, decide, highest
 from eagle_runtime.sampling.sampler import Sampler
+from insides import bundle_in
 from logit_rows import HostRow
 
 DRAWS = 8  # of a trial
@@ -263,7 +264,7 @@ def test_a_grammar(prompts: list[list[int]]) -> None:
 
 def rows_of_the_pair(model: EagleModel, prompts: list[list[int]]) -> list[Float]:
     """Logits after every token of some prompts."""
-    return [row for prompt in prompts for piece in model.bundle.target.score(prompt) for row in piece]
+    return [row for prompt in prompts for piece in bundle_in(model).target.score(prompt) for row in piece]
 
 
 @pytest.mark.parametrize(("count", "most"), [(64, 0.001), (16, 0.01), (4, 0.1)])

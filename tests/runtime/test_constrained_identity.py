@@ -29,6 +29,7 @@ from eagle_runtime.drafting.rank_acceptance import Ranks
 from eagle_runtime.sampling.grammar_matcher import Lookahead
 from eagle_runtime.sampling.sampler import Sampler
 from eagle_tools.toy_demo import PAIR
+from insides import bundle_in
 from machine_fake import FixedCosts
 
 PERSON = {
@@ -181,7 +182,7 @@ def is_tie(
     at = next(i for i, (a, b) in enumerate(zip(pair[0].token_ids, pair[1].token_ids, strict=False)) if a != b)
     ids, common = model.text.encode(prompt), list(pair[0].token_ids[:at])
     vocab = model.manifest.target.vocab_size
-    sampler = Sampler(SamplingParams(**settings), ids, vocab, matcher=model.bundle.grammars.matcher(constraint))
+    sampler = Sampler(SamplingParams(**settings), ids, vocab, matcher=bundle_in(model).grammars.matcher(constraint))
     for token in common:  # as if the target knew nothing else
         sampler.next(np.where(np.arange(vocab) == token, 1e4, -1e4).astype(np.float32))
     *_, rows = model.score([*ids, *common], len(ids) + at - 1)
@@ -264,14 +265,14 @@ def passes(model: EagleModel, constraint: Constraint, seed: int, temperature: fl
     vocab = model.manifest.target.vocab_size
     params = SamplingParams(temperature=temperature, seed=seed)
 
-    matcher = model.bundle.grammars.matcher(constraint)
+    matcher = bundle_in(model).grammars.matcher(constraint)
     sampler = Sampler(params, prompt, vocab, matcher=matcher)
     lookahead = Lookahead(matcher) if aware else None
-    parts = Parts(sampler, COSTS, {}, Ranks(), model.bundle.habits, head=model.head, lookahead=lookahead)
-    choice = choose_drafter("eagle+lookup", None, Sizes(), model.bundle.loaded)
+    parts = Parts(sampler, COSTS, {}, Ranks(), bundle_in(model).habits, head=model.head, lookahead=lookahead)
+    choice = choose_drafter("eagle+lookup", None, Sizes(), bundle_in(model).loaded)
     drafter = choice.build(choice, parts)
     cycles = -1  # the prompt's is none of them
-    for _ in generate(DecodingState(model.bundle.target, model.head), drafter, sampler, prompt):
+    for _ in generate(DecodingState(bundle_in(model).target, model.head), drafter, sampler, prompt):
         cycles += 1
         if sampler.finished:
             return cycles

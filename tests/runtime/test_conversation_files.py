@@ -106,7 +106,7 @@ def test_rows_of_every_layout_are_the_same_after_loading(
         answer(chat, "what is a tree of words")
         chat.save(tmp_path / "chat")
         loaded = model.load_conversation(tmp_path / "chat")
-        pairs = zip(chat.slot.state.caches, loaded.slot.state.caches, strict=True)
+        pairs = zip(chat._slot.state.caches, loaded._slot.state.caches, strict=True)
         for saved, taken in pairs:
             rows = zip(saved.read(), taken.read(), strict=True)
             assert saved.length == taken.length > 10
@@ -118,11 +118,11 @@ def test_pending_features_survive(model: EagleModel, tmp_path: Path) -> None:
     """A head that has not read the end of a text reads it from the file."""
     chat = model.conversation()
     list(chat.send("what is a tree of words", method="vanilla", **SETTINGS))
-    assert chat.slot.state.head is not None and chat.slot.state.head.unread > 16
+    assert chat._slot.state.head is not None and chat._slot.state.head.unread > 16
     chat.save(tmp_path / "chat")
     loaded = model.load_conversation(tmp_path / "chat")
-    head = loaded.slot.state.head
-    assert head is not None and head.unread == chat.slot.state.head.unread
+    head = loaded._slot.state.head
+    assert head is not None and head.unread == chat._slot.state.head.unread
     results = [list(one.send("and", tree="dynamic", **SETTINGS))[-1].result for one in (chat, loaded)]
     assert results[0] is not None and results[1] is not None
     assert results[0].usage.target_passes == results[1].usage.target_passes

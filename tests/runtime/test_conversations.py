@@ -17,6 +17,7 @@ from eagle_runtime import BusyError, ClosedError, ContextError, EagleModel, Memo
 from eagle_runtime.app.conversation import Conversation
 from eagle_runtime.core.decoding_state import common_prefix
 from eagle_runtime.core.target import Target
+from insides import turns_of
 from thread_calls import Thread
 
 TEMPLATES = {
@@ -99,7 +100,7 @@ def test_twenty_turns(precision: str, template: str, chat_bundle: Callable[..., 
                 text = question(rng)
                 # Trees that do not depend on the clock, so that cycles can be compared.
                 common = {"max_new_tokens": 12, "ignore_eos": seed % 3 > 0, "seed": seed, "tree": "dynamic", **drawn}
-                before = drafted.slot.state.tokens.copy()
+                before = drafted._slot.state.tokens.copy()
                 rows_read.clear()
                 result = list(drafted.send(text, **common))[-1].result
                 assert result is not None
@@ -256,7 +257,7 @@ def test_the_budget_drops_the_conversation_that_was_used_longest_ago(chat_bundle
         said = [answer(chat, "what is", **settings) for chat in chats]
         assert len(set(said)) == 1
         assert [chat.kv_rows > 0 for chat in chats] == [False, True, True]
-        assert chats[0].kv_status == "dropped, since kv_budget is full" and model.slots.dropped == 1
+        assert chats[0].kv_status == "dropped, since kv_budget is full" and turns_of(model).slots.dropped == 1
         answer(chats[1], "and", **settings)
         answer(chats[0], "and", **settings)
         assert chats[0].messages == chats[1].messages  # as if nothing had been dropped
@@ -266,6 +267,37 @@ def test_the_budget_drops_the_conversation_that_was_used_longest_ago(chat_bundle
         pytest.raises(MemoryLimitError, match=r"kv_budget is 0\.0 MB; raise it"),
     ):
         model.conversation().send("what is")
+
+
+def test_a_request_is_checked_without_an_answer(model: EagleModel, chat_bundle: Callable[..., Path]) -> None:
+    ids = model.check("what is", max_new_tokens=4)
+    assert ids == model.encode("what is") and model.memory().kv_used == 0
+    with pytest.raises(RequestError, match="temperature"):
+        model.check(ids, temperature=-1)
+    with pytest.raises(RequestError, match="method"):
+        model.check(ids, method="none")
+    with pytest.raises(ContextError):
+        model.check([5] * model.context)
+    with (
+        EagleModel.load(chat_bundle(), threads=1, check_hashes=False, kv_budget=1000) as small,
+        pytest.raises(MemoryLimitError, match="raise it"),
+    ):
+        small.check("what is")
+
+
+def test_rows_of_a_common_beginning_are_shared(model: EagleModel) -> None:
+    common = list(range(5, 65))
+    settings: dict[str, Any] = {"max_new_tokens": 4, "ignore_eos": True, "seed": 3}
+    first, second, third = (model.conversation() for _ in range(3))
+    list(first.complete([*common, 3], **settings))
+    second.share_rows(first, len(common))
+    shared, alone = (list(chat.complete([*common, 4], **settings))[-1].result for chat in (second, third))
+    assert shared is not None and alone is not None
+    assert shared.token_ids == alone.token_ids
+    assert (shared.usage.cached_tokens, alone.usage.cached_tokens) == (
+        len(common) - 1,
+        0,
+    )  # the last common token is read again
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
@@ -279,7 +311,7 @@ def test_random_walks_change_no_answer(
     with (
         EagleModel.load(bundle, threads=1, check_hashes=False) as oracle,
         EagleModel.load(
-            bundle, threads=1, check_hashes=False, kv_budget=BUDGET * oracle.slots.shared[0].token_bytes
+            bundle, threads=1, check_hashes=False, kv_budget=BUDGET * turns_of(oracle).slots.shared[0].token_bytes
         ) as model,
     ):
         chats = [model.conversation() for _ in range(6)]
@@ -330,10 +362,10 @@ def test_random_walks_change_no_answer(
                 end(chat)
                 chat.drop_kv()
             done[what] += 1
-            state = chat.slot.state
+            state = chat._slot.state
             assert state.target.cache.length <= max(0, len(state.tokens))
-            assert model.slots.nbytes <= model.slots.budget + max(other.kv_bytes for other in chats)
-        assert min(done.values()) > 0 and model.slots.dropped > 0
+            assert turns_of(model).slots.nbytes <= turns_of(model).slots.budget + max(other.kv_bytes for other in chats)
+        assert min(done.values()) > 0 and turns_of(model).slots.dropped > 0
 
 
 def test_conversations_of_forty_tokens_take_little_memory(model: EagleModel) -> None:
@@ -341,7 +373,7 @@ def test_conversations_of_forty_tokens_take_little_memory(model: EagleModel) -> 
     chats = [model.conversation() for _ in range(8)]
     for chat in chats:
         answer(chat, "what is a tree", max_new_tokens=20, ignore_eos=True)
-        state = chat.slot.state
+        state = chat._slot.state
         assert chat.kv_bytes == sum(cache.nbytes for cache in state.caches) < 4_000_000
         # the last token has no row, unless the last cycle accepted tokens beyond the limit: its tree depends on clocks
         assert len(chat.token_ids) - chat.kv_rows in (0, 1)
@@ -433,7 +465,7 @@ def test_where_engines_have_one_pair_of_caches_conversations_share_it(
 ) -> None:
     """As on GPUs: what two conversations have not in common is read again, and no answer changes."""
     own = [model.conversation() for _ in range(2)]
-    model.slots.new_state = None
+    turns_of(model).slots.new_state = None
     shared = [model.conversation() for _ in range(2)]
     settings: dict[str, Any] = {"max_new_tokens": 10, "ignore_eos": True, "seed": 1, "temperature": 1.0}
     for text in ("what is", "a tree", "of words"):
@@ -467,7 +499,7 @@ def test_what_has_ended_is_freed_without_the_collector(model: EagleModel) -> Non
         for _ in turn:
             pass
         chat.close()
-        kept = [weakref.ref(thing) for thing in (turn, turn._state, chat, chat.slot, chat.slot.state)]
+        kept = [weakref.ref(thing) for thing in (turn, turn._state, chat, chat._slot, chat._slot.state)]
         del turn, chat
         assert [ref() for ref in kept] == [None] * 5
     finally:

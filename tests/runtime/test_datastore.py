@@ -20,6 +20,7 @@ from eagle_runtime import Constraint, EagleModel, RequestError
 from eagle_runtime.drafting.datastore import PLACES, Datastore
 from eagle_runtime.drafting.lookup import LookupDrafter
 from eagle_runtime.drafting.matches import LONGEST, SHORTEST
+from insides import bundle_in
 
 NO_FEATURES = np.zeros((0, 2), np.float32)
 
@@ -148,7 +149,8 @@ def test_files_that_cannot_be_used(bundle_of: Callable[..., Path], text_bundle: 
     with EagleModel.load(
         text_bundle, threads=1, datastore=tmp_path / "turns.jsonl", on_progress=lambda *stage: seen.append(stage)
     ) as model:
-        assert model.bundle.datastore is not None and len(model.bundle.datastore) == 6 + 4
+        datastore = bundle_in(model).datastore
+        assert datastore is not None and len(datastore) == 6 + 4
     parts = [(done, total) for stage, done, total in seen if stage == "index"]
     assert parts == sorted(parts) and parts[-1][0] == parts[-1][1]
     with pytest.raises(RequestError, match="the bundle has no tokenizer"):

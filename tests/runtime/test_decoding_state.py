@@ -26,6 +26,7 @@ from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, chain
 from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.sampling.sampler import Sampler
 from fakes import Blend, FakeHead, FakeTarget, Table, rows_of
+from insides import bundle_in, sessions_of
 
 VOCAB, CAPACITY, SMALL_WINDOW = 8, 200, 6
 TARGET = Table(VOCAB, 0, 1.0)
@@ -183,7 +184,7 @@ def test_rows_do_not_depend_on_the_chunks_they_were_read_in(
     precision: str, model_of: Callable[..., EagleModel], prompts: list[list[int]]
 ) -> None:
     """Nor on whether they were read or decoded: to the bit, over 1,200 tokens."""
-    session = model_of("eagle1", precision).sessions[0]
+    session = sessions_of(model_of("eagle1", precision))[0]
     words = [token for prompt in prompts for token in prompt]
     text = (words * (1 + 1200 // len(words)))[:1200]
     decoded, rows = Target(session, 1200), []
@@ -220,7 +221,7 @@ def test_twenty_turns_equal_those_of_new_states(
     """Reuse changes no token, with drafts or without, and loses no acceptance."""
     model = model_of("eagle1", precision)
     twins = model.twin(), model.twin()
-    drafted, plain = DecodingState(model.bundle.target, model.head), DecodingState(twins[0].bundle.target, None)
+    drafted, plain = DecodingState(bundle_in(model).target, model.head), DecodingState(bundle_in(twins[0]).target, None)
     reused = anew = 0
     ids: list[int] = []
     for turn in range(20):
@@ -228,7 +229,7 @@ def test_twenty_turns_equal_those_of_new_states(
         params = SamplingParams(temperature=temperature, seed=turn)
         tokens, cycles = answer(drafted, params, ids, 12)
         assert answer(plain, params, ids, 12)[0] == tokens
-        fresh, more = answer(DecodingState(twins[1].bundle.target, twins[1].head), params, ids, 12)
+        fresh, more = answer(DecodingState(bundle_in(twins[1]).target, twins[1].head), params, ids, 12)
         assert fresh == tokens
         reused, anew = reused + cycles, anew + more
         ids = [*ids, *tokens]

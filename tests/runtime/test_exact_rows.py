@@ -22,6 +22,7 @@ from eagle_runtime.core.target import Target
 from eagle_runtime.opening.exact_rows import CHECKED, PADDINGS, RowCheck, check_rows, find_padding, repeated_chain
 from eagle_runtime.ort.library import byte_products_saturate
 from eagle_runtime.ort.session import OrtSession
+from insides import bundle_in, sessions_of, turns_of
 
 
 class Uneven(OrtSession):
@@ -103,7 +104,7 @@ def test_without_equal_rows_drafts_are_off(bundle_of: Callable[..., Path], promp
     with EagleModel.load(bundle, threads=1) as model:
         vanilla = model.generate(prompts[0], method="vanilla", max_new_tokens=12)
         assert model.generate(prompts[0], tree="dynamic", max_new_tokens=12).usage.tau > 1
-        model.bundle = dataclasses.replace(model.bundle, row_check=RowCheck(None))
+        turns_of(model).bundle = dataclasses.replace(bundle_in(model), row_check=RowCheck(None))
         drafted = model.generate(prompts[0], tree="dynamic", max_new_tokens=12)
         assert drafted.token_ids == vanilla.token_ids and drafted.usage.tau == 1
 
@@ -115,7 +116,7 @@ def test_padding_changes_no_bit(bundle_of: Callable[..., Path], precision: str, 
     is padded too."""
     rng = np.random.default_rng(3)
     with EagleModel.load(bundle_of("eagle3", precision), threads=1, backend="cpu") as model:
-        session = model.sessions[0]
+        session = sessions_of(model)[0]
         assert isinstance(session, OrtSession)
         outputs = []
         for used in (session.padding, padding):
@@ -165,10 +166,10 @@ def test_byte_products_of_this_processor() -> None:
 def test_no_tree_is_deeper_than_exact_attention_allows(model_of: Callable[..., EagleModel]) -> None:
     """A drafter of one's own may return anything; a chain of 80 tokens would be summed in another order than alone."""
     model = model_of("eagle1", "int8")
-    model.bundle.target.prefill([1, 2, 3])
+    bundle_in(model).target.prefill([1, 2, 3])
     chain = Tree(np.zeros(81, np.int64), np.arange(-1, 80), np.zeros(81, np.float32))
     with pytest.raises(RequestError, match=f"80 levels deep.* and {MAX_DEPTH}"):
-        model.bundle.target.verify(chain)
+        bundle_in(model).target.verify(chain)
     wrong: list[dict[str, Any]] = [
         {"tree": "chain", "depth": 80, "total_token": 82},
         {"method": "lookup", "tree": "chain", "depth": 80},

@@ -16,6 +16,7 @@ from eagle_runtime import EagleModel
 from eagle_runtime.base.tree import ancestor_mask, node_depths
 from eagle_runtime.commands import cli
 from fakes import observed
+from insides import bundle_in
 
 TIE = 2e-5  # below this gap another order of summation may legally give another tree (golden README)
 DYNAMIC = ["--total-token", "16", "--depth", "3", "--draft-top-k", "4"]
@@ -78,7 +79,7 @@ def test_first_draft_log_probs(name: str, kind: str, bundle_of: Callable[..., Pa
     fixture = load_file(GOLDEN / f"{name}.fixture.safetensors")
     tokens = fixture["draft_in_ids"].tolist()
     with EagleModel.load(bundle_of(kind)) as model:
-        _, features = model.bundle.target.prefill(tokens[:-1])
+        _, features = bundle_in(model).target.prefill(tokens[:-1])
         proposal = observed(model.head, tokens[1:], features)
     expected = fixture["draft_first_logprobs"]
     best = np.argsort(-expected, kind="stable")[: proposal.log_probs.shape[1]]
@@ -100,9 +101,9 @@ def test_features_and_verification_rows(name: str, bundle_of: Callable[..., Path
         np.array(recorded["cum_logprob"], np.float32),
     )
     with EagleModel.load(bundle_of("eagle1")) as model:
-        _, features = model.bundle.target.prefill(fixture["draft_in_ids"].tolist()[:-1])
+        _, features = bundle_in(model).target.prefill(fixture["draft_in_ids"].tolist()[:-1])
         np.testing.assert_allclose(features, fixture["draft_in_hidden"], atol=1e-4)
-        logits, hidden = model.bundle.target.verify(tree)
+        logits, hidden = bundle_in(model).target.verify(tree)
         np.testing.assert_allclose(hidden, fixture["verify_hidden"], atol=1e-4)
         for row, path in enumerate(recorded["retrieve_indices"]):
             for depth, node in enumerate(path):

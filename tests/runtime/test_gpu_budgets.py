@@ -17,6 +17,7 @@ from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.core.generate import Cycle
 from eagle_runtime.opening.opened import bundle_of_sessions
 from eagle_runtime.trt.session import start_sessions
+from insides import bundle_in
 from trt_fake import fake_library, write_fake_engines
 
 CONTEXT = 700
@@ -34,7 +35,7 @@ def model_on_gpu(bundle_of: Callable[..., Path], tmp_path: Path) -> Callable[[st
         folder = write_fake_engines(bundle, "tensorrt", CONTEXT)
         sessions = start_sessions(fake_library(driver, "tensorrt"), driver, folder, manifest, CONTEXT)
         opened = EagleModel(bundle_of_sessions(bundle, manifest, sessions, CONTEXT, backend="tensorrt"))
-        caches: tuple[Any, ...] = (opened.bundle.target.cache, opened.head.cache)
+        caches: tuple[Any, ...] = (bundle_in(opened).target.cache, opened.head.cache)
         for session, cache in zip(sessions, caches, strict=True):
             session.warm(cache, lambda done, total: None)
         return opened

@@ -18,6 +18,7 @@ from eagle_runtime.base.errors import EagleWarning
 from eagle_runtime.commands.cli import main
 from eagle_runtime.drafting.habits import SUCCESSORS, Habits
 from eagle_runtime.opening.habits_file import FORMAT, HabitsFile
+from insides import bundle_in
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +155,8 @@ def test_habits_of_an_earlier_run_draft_and_change_no_token(
                 assert drafted.token_ids == plain.token_ids
                 rows.append(plain.token_ids)
             twin = model.twin()
-            assert twin.bundle.habits is model.bundle.habits and len(model.bundle.habits) > 10
-            kept = model.bundle.habits.entries()
+            assert bundle_in(twin).habits is bundle_in(model).habits and len(bundle_in(model).habits) > 10
+            kept = bundle_in(model).habits.entries()
         answers.append(rows)
     assert answers[0] == answers[1]
     file = HabitsFile(path, bundle)

@@ -30,6 +30,7 @@ from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.sampling.params import SamplingParams
 from eagle_runtime.sampling.sampler import Sampler
 from fakes import Blend, Table
+from insides import bundle_in
 from machine_fake import Machine, TimedHead, TimedTarget
 
 VOCAB = 12
@@ -311,8 +312,8 @@ def model(cache: Path, bundle_of: Callable[..., Path]) -> Iterator[EagleModel]:
 
 def test_the_first_token_of_a_first_generation_takes_vanillas_passes(model: EagleModel) -> None:
     assert isinstance(model.head, Head)
-    target, head = Counting(model.bundle.target._session), Counting(model.head._session)
-    model.bundle.target._session, model.head._session = target, head
+    target, head = Counting(bundle_in(model).target._session), Counting(model.head._session)
+    bundle_in(model).target._session, model.head._session = target, head
     next(model.stream([5, 6, 7], method="vanilla"))
     vanillas, target.passes = target.passes, 0
     assert vanillas == 1
@@ -387,14 +388,14 @@ def test_what_was_learned_is_kept(cache: Path, model: EagleModel, bundle_of: Cal
         model.generate(prompt, max_new_tokens=60, ignore_eos=True)
     (file,) = cache.iterdir()  # written at the end of a generation
     model.close()
-    corrections, written = model.bundle.costs._belief.corrections, model.bundle.costs._written
+    corrections, written = bundle_in(model).costs._belief.corrections, bundle_in(model).costs._written
     assert written is not None and written.any()
     np.testing.assert_allclose(written[SCALE + 1 :], corrections[SCALE + 1 :], atol=MOVED)
     kept = read_belief(file.name)
     assert kept is not None
     with EagleModel.load(bundle_of("eagle3"), backend="cpu", threads=1, context=512) as again:
         assert again.costs() == table(kept)
-        assert not again.bundle.costs.asks_for_plain
+        assert not bundle_in(again).costs.asks_for_plain
     assert list(cache.iterdir()) == [file]
 
 

@@ -17,6 +17,7 @@ from eagle_runtime.drafting.matches import LONGEST, PLACES, SHORTEST, NgramIndex
 from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.sampling.params import SamplingParams
 from eagle_runtime.sampling.sampler import Sampler
+from insides import bundle_in
 
 texts = st.lists(st.integers(0, 3), max_size=60)
 
@@ -81,7 +82,7 @@ def test_output_is_the_targets_own_and_copies_are_accepted(
         for drafter in (NoDraft(), LookupDrafter()):
             sampler = Sampler(SamplingParams(temperature=temperature, seed=seed), prompt, 256)
             tokens: list[int] = []
-            for event in generate(DecodingState(model.bundle.target, None), drafter, sampler, prompt):
+            for event in generate(DecodingState(bundle_in(model).target, None), drafter, sampler, prompt):
                 tokens += event.step.tokens.tolist()
                 accepted += event.step.num_accepted
                 if len(tokens) >= 40:

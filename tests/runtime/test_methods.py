@@ -12,6 +12,7 @@ import pytest
 from eagle_runtime import EagleModel
 from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.drafting.methods import METHODS
+from insides import bundle_in, turns_of
 
 SETTINGS: list[dict[str, Any]] = [{"temperature": 0.0, "seed": 1}, {"temperature": 0.8, "top_p": 0.9, "seed": 2}]
 WAYS = [
@@ -33,7 +34,7 @@ def model(request: pytest.FixtureRequest, bundle_of: Callable[..., Path]) -> Ite
         bundle_of("eagle1", request.param), draft_bundle=drafts, threads=1, context=128, check_hashes=False
     ) as loaded:
         texts = [loaded.generate([5, 6, 7], method="vanilla", max_new_tokens=60, ignore_eos=True).token_ids]
-        loaded.bundle = dataclasses.replace(loaded.bundle, datastore=Datastore(texts))
+        turns_of(loaded).bundle = dataclasses.replace(bundle_in(loaded), datastore=Datastore(texts))
         yield loaded
 
 

@@ -12,6 +12,7 @@ from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.opening.opened import bundle_of_sessions
 from eagle_tools.compare_engines import compare_sessions
+from insides import sessions_of
 from numpy_engine import NumpySession
 
 
@@ -25,7 +26,7 @@ def numpy_sessions(bundle: Path) -> tuple[NumpySession, ...]:
 def test_outputs_of_onnx_runtime_are_those_of_numpy(
     kind: str, bundle_of: Callable[..., Path], model_of: Callable[..., EagleModel], prompts: list[list[int]]
 ) -> None:
-    sessions = model_of(kind).sessions
+    sessions = sessions_of(model_of(kind))
     differences = compare_sessions(numpy_sessions(bundle_of(kind)), sessions, 256, [prompts[0][:20], prompts[1][:5]])
     assert [(each.graph, each.output) for each in differences] == [
         ("target", "logits"), ("target", "features"), ("draft", "log_probs"), ("draft", "hidden")

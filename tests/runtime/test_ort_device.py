@@ -29,6 +29,7 @@ from eagle_runtime.ort.logits import COUNT, LogitMemory
 from eagle_runtime.sampling.candidates import GREEDY_COUNT, DeviceLogits
 from eagle_runtime.sampling.params import SamplingParams
 from eagle_runtime.sampling.sampler import Sampler
+from insides import sessions_of
 
 KINDS = ("eagle1", "eagle3")
 
@@ -119,7 +120,7 @@ def test_padding_rows_overwrite_no_other_layer(
     tree = Tree(rng.integers(0, 256, nodes), np.arange(-1, nodes - 1), np.zeros(nodes, np.float32))
     rows = []
     for model in (on_device("eagle1", "fp32"), model_of("eagle1")):
-        target = Target(model.sessions[0], len(prompt) + nodes)
+        target = Target(sessions_of(model)[0], len(prompt) + nodes)
         target.prefill(prompt)
         passes = [
             (np.array(logits), np.array(features)) for logits, features in (target.verify(tree) for _ in range(2))
@@ -308,7 +309,7 @@ def test_the_error_for_full_memory_gives_size_and_advice(capfd: pytest.CaptureFi
 
 def test_closing_frees_the_rows(bundle_of: Callable[..., Path]) -> None:
     model = device_model(bundle_of("eagle1"), 64)
-    caches = [cache for session in model.sessions for cache in session._caches]  # type: ignore[attr-defined]
+    caches = [cache for session in sessions_of(model) for cache in session._caches]  # type: ignore[attr-defined]
     assert len(caches) == 2
     model.close()
     assert [cache._value for cache in caches] == [None, None]
@@ -323,7 +324,7 @@ def test_logits_stay_on_the_device(
     rng = np.random.default_rng(nodes)
     tree = Tree(rng.integers(0, 256, nodes), np.arange(-1, nodes - 1), np.zeros(nodes, np.float32))
     with device_model(bundle_of("eagle1"), 128) as model:
-        target = Target(model.sessions[0], 128)
+        target = Target(sessions_of(model)[0], 128)
         target.prefill(prompts[0][:-1])
         params = SamplingParams(temperature=temperature, seed=3)
         sampler, on_host = (Sampler(params, prompts[0], 256) for _ in range(2))

@@ -25,6 +25,7 @@ from eagle_runtime.sampling.candidates import Candidates
 from eagle_runtime.sampling.params import SamplingParams
 from eagle_runtime.sampling.sampler import Sampler
 from fakes import FakeTarget, Table
+from insides import bundle_in
 
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": temperature, "seed": seed} for temperature in (0.0, 0.7, 1.0) for seed in (1, 2)
@@ -229,7 +230,7 @@ def test_the_output_is_that_of_decoding_without_drafts(
 ) -> None:
     if kind != "own":
         wrong = adversarial(kind, alone.manifest.target.vocab_size)
-        monkeypatch.setattr(alone.bundle.habits, "_seen", wrong._seen)
+        monkeypatch.setattr(bundle_in(alone).habits, "_seen", wrong._seen)
     drafted = 0
     # Drafts that cost next to nothing, so that trees are grown however slow the machine is.
     monkeypatch.setattr(HostCosts, "asks_for_plain", False)
@@ -244,13 +245,13 @@ def test_the_output_is_that_of_decoding_without_drafts(
     assert drafted > 0 or kind != "own"
     one = alone.generate([5], method="recycling", max_new_tokens=3, ignore_eos=True)
     assert one.token_ids == alone.generate([5], method="vanilla", max_new_tokens=3, ignore_eos=True).token_ids
-    assert len(alone.bundle.habits) > 0
+    assert len(bundle_in(alone).habits) > 0
 
 
 def test_conversations_and_twins_share_what_was_learned(alone: EagleModel, prompts: list[list[int]]) -> None:
     settings: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True, "temperature": 0.7, "seed": 6}
     twin, chat, text = alone.twin(), alone.conversation(), list(prompts[0])
-    assert twin.bundle.habits is alone.bundle.habits
+    assert bundle_in(twin).habits is bundle_in(alone).habits
     for _ in range(2):
         vanilla = alone.generate(text, method="vanilla", **settings)
         turn = chat.complete(text, method="recycling", **settings)

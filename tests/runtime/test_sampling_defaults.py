@@ -15,6 +15,7 @@ import pytest
 from eagle_runtime import EagleModel, RequestError, SamplingParams
 from eagle_runtime.app.request import request_of
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, SamplingDefaults
+from insides import bundle_in
 
 PROMPT = [5, 7, 200, 33]
 OWN = SamplingDefaults(temperature=0.9, top_k=30, top_p=0.95, min_p=0.02, repetition_penalty=1.1)
@@ -50,7 +51,7 @@ def model(bundle: Path) -> Iterator[EagleModel]:
     ids=str,
 )
 def test_explicit_settings_win(model: EagleModel, settings: dict[str, Any], expected: tuple[float, ...]) -> None:
-    request = request_of(model.bundle, model.bundle.state(), PROMPT, 64, seed=3, **settings)
+    request = request_of(bundle_in(model), bundle_in(model).state(), PROMPT, 64, seed=3, **settings)
     params = request.sampler.params
     assert (params.temperature, params.top_k, params.top_p, params.min_p, params.repetition_penalty) == expected
     assert params.seed == 3

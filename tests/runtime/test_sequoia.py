@@ -19,6 +19,7 @@ from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.cost_model import LARGEST, Costs, Seconds, Timings
 from eagle_runtime.drafting.rank_acceptance import FIRST, LEVELS, RANKS, Chances, Key, RankCounts, Ranks, from_json
 from eagle_runtime.drafting.sequoia import best_trees, planned
+from insides import bundle_in, turns_of
 from machine_fake import FixedCosts
 
 Choice = tuple[int, ...]
@@ -137,8 +138,8 @@ def test_a_model_counts_what_a_plain_count_finds(tmp_path: Path, bundle_of: Call
     """Of a verification the first emitted token's rank is that of the head's proposals for the root, drafted or not."""
     settings: dict[str, Any] = {"method": "eagle", "tree": "sequoia", "max_new_tokens": 60, "ignore_eos": True}
     with EagleModel.load(bundle_of("eagle1", "fp32"), threads=1, context=128, check_hashes=False) as model:
-        model.bundle = dataclasses.replace(model.bundle, costs=FixedCosts(CHEAP_DRAFTS))
-        counts = model.bundle.ranks.of(GREEDY)
+        turns_of(model).bundle = dataclasses.replace(bundle_in(model), costs=FixedCosts(CHEAP_DRAFTS))
+        counts = bundle_in(model).ranks.of(GREEDY)
         trees: list[tuple[int, ...]] = []
         accepted: list[int] = []
 
@@ -165,13 +166,13 @@ def test_counts_are_kept_in_the_cache_folder(
 
     def answered() -> float:
         with EagleModel.load(bundle, threads=1, context=256, check_hashes=False) as model:
-            before = model.bundle.ranks.of(GREEDY).verifications
-            model.bundle = dataclasses.replace(model.bundle, costs=FixedCosts(CHEAP_DRAFTS))
+            before = bundle_in(model).ranks.of(GREEDY).verifications
+            turns_of(model).bundle = dataclasses.replace(bundle_in(model), costs=FixedCosts(CHEAP_DRAFTS))
             for first in range(5, 9):
                 settings: dict[str, Any] = {"max_new_tokens": 100, "ignore_eos": True}
                 model.generate([first, 6, 7], method="eagle", tree="sequoia", **settings)
-            assert model.bundle.ranks.of(GREEDY).verifications > before + 32
-            assert model.twin().bundle.ranks is model.bundle.ranks
+            assert bundle_in(model).ranks.of(GREEDY).verifications > before + 32
+            assert bundle_in(model.twin()).ranks is bundle_in(model).ranks
         return before
 
     assert answered() == 0 and answered() > 32

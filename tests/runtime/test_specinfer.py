@@ -19,6 +19,7 @@ from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.specinfer import MergingDrafter, followed, merged
+from insides import bundle_in
 
 
 def random_tree(random: np.random.Generator, nodes: int) -> Tree:
@@ -158,7 +159,7 @@ def test_what_cannot_draft_is_refused(bundle_of: Callable[..., Path], text_bundl
     with pytest.raises(RequestError, match="has no tokenizer, so nothing says that its tokens are those of the bundle"):
         EagleModel.load(text_bundle, draft_bundle=[other], threads=1)
     with EagleModel.load(one, draft_bundle=[], threads=1) as model:
-        assert model.bundle.drafts == ()
+        assert bundle_in(model).drafts == ()
         with pytest.raises(RequestError, match="method specinfer takes several draft models; load the bundle with a"):
             model.generate([1, 2], method="specinfer")
         assert dataclasses.asdict(model.generate([1, 2], max_new_tokens=2).usage)["accepted_per_draft"] == ()

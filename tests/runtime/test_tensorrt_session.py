@@ -36,6 +36,7 @@ from eagle_runtime.trt import session as tensorrt
 from eagle_runtime.trt.fixed_shapes import HEAD_ROWS, TARGET_ROWS, Steps, past_steps, shapes_of
 from eagle_runtime.trt.library import LIBRARIES
 from eagle_runtime.trt.session import start_sessions
+from insides import sessions_of
 from systems import posix_only
 from trt_fake import FakeContext, GraphStrategy, Specialization, Strategy, fake_library, write_fake_engines
 
@@ -172,7 +173,7 @@ def test_scores_equal_those_of_onnxruntime(
 
 def test_a_target_alone(machine_of: Callable[..., Machine], model_of: Callable[..., EagleModel]) -> None:
     with machine_of("alone").model() as model:
-        assert len(model.sessions) == 1
+        assert len(sessions_of(model)) == 1
         for prompt in ([5, 6, 7, 8] * 4, [9, 9, 9, 9]):
             assert generation(model, prompt, tree="chain") == generation(model_of("alone"), prompt, tree="chain")
 

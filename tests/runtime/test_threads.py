@@ -30,6 +30,7 @@ from eagle_runtime.core import scheduler
 from eagle_runtime.core.generate import Cycle
 from eagle_runtime.core.target import Target
 from eagle_runtime.core.ticket_queue import Ticket, TicketQueue
+from insides import sessions_of, turns_of
 from patience import PATIENCE_S
 from thread_calls import TREE, Thread, cases
 
@@ -446,7 +447,7 @@ def uses(model: EagleModel) -> dict[str, Callable[[], Any]]:
         "costs": model.costs,
         "twin": model.twin,
         "head": lambda: model.head,
-        "sessions": lambda: model.sessions,
+        "check": lambda: model.check([5, 6]),
         "with": model.__enter__,
     }
 
@@ -500,7 +501,7 @@ def test_close_waits_for_the_running_step(
         close()
 
     monkeypatch.setattr(Target, "verify", verify_late)
-    for session in model.sessions:
+    for session in sessions_of(model):
         monkeypatch.setattr(session, "close", partial(close_noted, session.close))
     running = Thread(lambda: tokens_of(model, prompts[0]))
     assert gate.reached.wait(PATIENCE_S)
@@ -557,7 +558,7 @@ def test_a_signal_handler_in_the_middle_of_a_step(
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert refused == [BusyError]
-    assert model._engines._sessions == []
+    assert turns_of(model).engines._sessions == []
 
 
 def test_closed_at_any_moment(bundle_of: Callable[..., Path], prompts: list[list[int]]) -> None:
@@ -604,7 +605,7 @@ thread.start()
 running.wait()
 def child(how):
     for call in (lambda: model.generate(prompt), lambda: twin.generate(prompt), lambda: next(stream), twin.twin,
-                 lambda: model.stream(prompt), lambda: model.score(prompt), model.costs, lambda: model.sessions):
+                 lambda: model.stream(prompt), lambda: model.score(prompt), model.costs, lambda: model.check(prompt)):
         try:
             call()
         except ClosedError as error:

@@ -32,6 +32,7 @@ from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree,
 from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.sampling.candidates import LogitRow
 from eagle_runtime.sampling.sampler import Sampler
+from insides import bundle_in
 from machine_fake import FixedCosts
 
 TEMPERATURES = (0.0, 0.6, 1.0, 1.4)
@@ -100,7 +101,7 @@ def decode(
     drafter = build(model.head, ranker)
     tokens: list[int] = []
     accepted = 0
-    for event in generate(DecodingState(model.bundle.target, model.head), drafter, sampler, prompt):
+    for event in generate(DecodingState(bundle_in(model).target, model.head), drafter, sampler, prompt):
         accepted += event.step.num_accepted
         tokens += event.step.tokens.tolist()
         if len(tokens) >= NEW_TOKENS:

@@ -17,6 +17,7 @@ from conftest import with_template
 from eagle_runtime import EagleModel, RequestError, SamplingParams, ToolUse
 from eagle_runtime.sampling.call_grammar import calls_constraint
 from eagle_runtime.sampling.sampler import Sampler
+from insides import bundle_in
 
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}\n{% endfor %}a: "
 PLAN: dict[str, Any] = {
@@ -147,7 +148,7 @@ def test_calls_are_drawn_with_their_probabilities(model: EagleModel) -> None:
     for day, hour in itertools.product(days, hours):
         answer = model.text.encode_rendered(prompt.form.format.written([("p", {"day": day, "hour": hour})]))
         rows = np.concatenate(list(model.score([*ids, *answer], len(ids) - 1)))
-        matcher = model.bundle.grammars.matcher(calls_constraint(prompt.form, {}, None))
+        matcher = bundle_in(model).grammars.matcher(calls_constraint(prompt.form, {}, None))
         sampler = Sampler(SamplingParams(temperature=1.0), ids, len(rows[0]), matcher=matcher)
         log_chance = 0.0
         for token, row in zip(answer, rows, strict=False):

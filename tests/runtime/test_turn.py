@@ -14,6 +14,7 @@ import pytest
 from conftest import put_tokenizer
 from eagle_runtime import EagleModel, Piece, RequestError, Stop
 from eagle_runtime.core.target import Target
+from insides import bundle_in
 from patience import PATIENCE_S
 from thread_calls import Thread
 
@@ -190,7 +191,7 @@ def test_cancelling_a_task_cancels_its_turn(model: EagleModel, prompts: list[lis
 
 def test_long_prompts_report_how_far_they_are_read(model: EagleModel, prompts: list[list[int]]) -> None:
     text = [token for prompt in prompts for token in prompt][:190]
-    chunk = model.bundle.target.chunk  # 64 of portable graphs
+    chunk = bundle_in(model).target.chunk  # 64 of portable graphs
     seen: list[tuple[int, int]] = []
     result = model.generate(text, max_new_tokens=2, on_prefill=lambda *counts: seen.append(counts))
     assert seen == [(done, 190) for done in range(chunk, 190, chunk)]

@@ -12,7 +12,7 @@ import pytest
 
 from eagle_runtime import EagleModel, Turn
 from eagle_runtime.app.slots import COPIED
-from eagle_runtime.app.turn import Wish
+from eagle_runtime.core.rounds import Wish
 from eagle_serve import Limits, Options
 from eagle_serve.prefixes import Prefixes, common
 from eagle_serve.server import serving

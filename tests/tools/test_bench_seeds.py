@@ -13,11 +13,14 @@ from conftest import put_tokenizer
 from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.bundle.manifest import read_manifest
+from eagle_runtime.opening.datastore_file import with_datastore
+from eagle_runtime.opening.loading import open_bundle
 from eagle_tools.bench.cli import main
-from eagle_tools.bench.contenders import bundle_contenders
+from eagle_tools.bench.contenders import bundle_contenders, without_datastore
 from eagle_tools.bench.published import PUBLISHED, SETS, SOURCES, published_table
 from eagle_tools.bench.seeds import HEADS, WITH_HEAD, WITHOUT_HEAD, seed_methods
 from eagle_tools.questions import read_sets
+from insides import bundle_in
 
 SEVERAL = {"qa": "def f(n):", "mt_bench": "class A:", "heldout": "import os"}
 
@@ -122,11 +125,13 @@ def test_drafters_without_a_head_run_on_the_first_bundle_of_a_precision_alone(
 
 
 def test_only_method_datastore_searches_the_datastore(pair: Path, store: Path) -> None:
-    with EagleModel.load(pair, threads=1, datastore=store) as model:
-        both = bundle_contenders(model, "pair", ("lookup", "datastore"), (0.0,), 0, ignore_eos=False)
-        assert [one._model.bundle.datastore is not None for one in both] == [False, True]
+    opened = with_datastore(open_bundle(pair, "auto", None, 1, check_hashes=True), store)
+    with EagleModel(opened) as model:
+        plain = without_datastore(opened)
+        both = bundle_contenders(model, "pair", ("lookup", "datastore"), (0.0,), 0, ignore_eos=False, plain=plain)
+        assert [bundle_in(one._model).datastore is not None for one in both] == [False, True]
         alone = bundle_contenders(model, "pair", ("lookup",), (0.0,), 0, ignore_eos=False)
-        assert alone[0]._model.bundle.datastore is not None
+        assert bundle_in(alone[0]._model).datastore is not None
 
 
 def test_every_row_knows_its_published_counterpart(bundle_of: Callable[..., Path]) -> None:

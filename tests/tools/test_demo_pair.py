@@ -28,6 +28,7 @@ from eagle_tools.grow.shape import Shape
 from eagle_tools.questions import read_questions
 from eagle_tools.toy_demo import PAIR
 from grow import grow
+from insides import bundle_in
 
 HEADS = ("eagle1", "eagle3")
 LARGE = Shape(16, 2048, 32, 8, 64, 8192)  # Llama-3.2-1B but for the vocabulary
@@ -126,7 +127,7 @@ def test_knowing_the_random_numbers_saves_passes(head: str, bundle: Callable[[st
             ranker = GumbelRanker(sampler) if coupled else None
             drafter = EagleDrafter(model.head, DynamicTree(), ranker)
             emitted = 0
-            state = DecodingState(model.bundle.target, model.head)
+            state = DecodingState(bundle_in(model).target, model.head)
             for cycle in itertools.islice(generate(state, drafter, sampler, prompt), 1, None):
                 passes[coupled] += 1
                 emitted += len(cycle.step.tokens)

@@ -23,6 +23,7 @@ from eagle_tools.precision.closeness import PIECE, Closeness, Passage, compare_t
 from eagle_tools.precision.rows import rows_of, tables
 from eagle_tools.precision.speed import NODES, BundleAnswers, Speed, time_models
 from eagle_tools.questions import Question
+from insides import bundle_in
 
 PNG = b"\x89PNG\r\n\x1a\n"
 TEXT = "Q: Ann has 3 apples and gets 4 more. How many apples?\nA: 3 + 4 = 7. Ann has 7 apples.\n" * 3
@@ -52,7 +53,7 @@ def test_closeness_equals_that_of_rows_scored_one_by_one(models: list[EagleModel
     kl, same, nll, rows = 0.0, 0, [0.0, 0.0], 0
     for window in windows:
         for end in range(1, len(window)):
-            logs = [log_softmax(model.bundle.target.prefill(window[:end])[0][None])[0] for model in models]
+            logs = [log_softmax(bundle_in(model).target.prefill(window[:end])[0][None])[0] for model in models]
             kl += float((np.exp(logs[0]) * (logs[0] - logs[1])).sum())
             same += int(logs[0].argmax() == logs[1].argmax())
             nll = [before - log[window[end]] for before, log in zip(nll, logs, strict=True)]

@@ -30,6 +30,7 @@ from eagle_runtime.sampling.sampler import Sampler
 from eagle_train.bundle_target import opened_target
 from eagle_train.cli import main
 from eagle_train.target import FrozenTarget
+from insides import bundle_in
 from systems import read_tensors
 
 TARGET = GOLDEN / "target"
@@ -87,7 +88,7 @@ def test_what_is_learned_is_what_decoding_gives_to_the_bit(
     bundle, text = bundle_of(kind, precision), list(prompts[0])
     with EagleModel.load(bundle, threads=1) as model:
         recorder = Recorder(model.context)
-        state = DecodingState(model.bundle.target, model.bundle.head, [cast(ForgettingHead, recorder)])
+        state = DecodingState(bundle_in(model).target, bundle_in(model).head, [cast(ForgettingHead, recorder)])
         sampler = Sampler(SamplingParams(), text, model.manifest.target.vocab_size)
         for cycle in generate(state, Repeating(), sampler, list(text)):
             text += cycle.step.tokens.tolist()

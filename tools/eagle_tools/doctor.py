@@ -22,7 +22,10 @@ from eagle_runtime.base.files import bundle_file, file_sha256
 from eagle_runtime.bundle.fidelity import FidelityWarning, compared, shortfall
 from eagle_runtime.bundle.manifest import Certificate, Manifest, read_manifest
 from eagle_runtime.commands.command import Parser
+from eagle_runtime.core.session import Session
 from eagle_runtime.opening.backends import PassedOver, reasons_text, unfit
+from eagle_runtime.opening.loading import open_bundle
+from eagle_runtime.opening.opened import OpenBundle
 from eagle_tools.check_command import run_check
 from eagle_tools.compare_engines import Difference, compare_sessions
 from eagle_tools.engines import find_engines, nvidia_gpu
@@ -119,13 +122,13 @@ def check_bundle(bundle: Path, backend: str | None = None, context: int | None =
     names = BACKENDS[::-1] if backend is None else tuple(dict.fromkeys(("cpu", backend)))
     passed_over: PassedOver = ()
     with contextlib.ExitStack() as stack:
-        reference: EagleModel | None = None
+        reference: OpenBundle | None = None
         for name in names:
             started = time.perf_counter()
             try:
                 if backend is None and (reason := unfit(name, bundle, manifest)):
                     raise BackendError(reason)
-                model = EagleModel.load(bundle, backend=name, context=context, check_hashes=False)
+                opened = open_bundle(bundle, name, context, None, check_hashes=False)
             except (BackendError, BundleError) as error:
                 if name == backend:
                     raise
@@ -133,8 +136,8 @@ def check_bundle(bundle: Path, backend: str | None = None, context: int | None =
                 if backend is None:
                     yield Check(name, None, str(error), backend=name)
                 continue
-            stack.enter_context(model)
-            reference = model if name == "cpu" else reference
+            model = stack.enter_context(EagleModel(opened))
+            reference = opened if name == "cpu" else reference
             if backend not in (None, name):
                 continue
             says = f"{name}: {_names(manifest)}, loaded in {time.perf_counter() - started:.1f} s"
@@ -143,28 +146,32 @@ def check_bundle(bundle: Path, backend: str | None = None, context: int | None =
                 yield Check(
                     "rows", model.row_check.padding is not None, str(model.row_check), backend=name, fatal=False
                 )
-            for check in _check_model(model, manifest, reference):
+            sessions = opened.engines.sessions
+            for check in (*_check_model(model, manifest), *_graphs(manifest, sessions)):
                 yield dataclasses.replace(check, backend=name)
+            if reference is not None and reference is not opened:
+                prompts, vocab_size = _prompts(model, manifest), manifest.target.vocab_size
+                for difference in compare_sessions(reference.engines.sessions, sessions, vocab_size, prompts):
+                    yield dataclasses.replace(_compared_with_cpu(difference), backend=name)
     if len(passed_over) == len(BACKENDS):
         raise BackendError(f"no backend runs {bundle}: {reasons_text(passed_over)}")
 
 
-def _check_model(model: EagleModel, manifest: Manifest, reference: EagleModel | None) -> Iterator[Check]:
-    """Yields the checks of a loaded model. reference: the same bundle on the CPU."""
-    certificate = manifest.certificate
-    if certificate is None:
-        prompts = golden_prompts(model.text, manifest.target.vocab_size, model.context)
-    else:
-        prompts = [list(golden.prompt) for golden in certificate.prompts]
+def _prompts(model: EagleModel, manifest: Manifest) -> list[list[int]]:
+    """Those of the certificate, or what stands for them."""
+    if manifest.certificate is None:
+        return golden_prompts(model.text, manifest.target.vocab_size, model.context)
+    return [list(golden.prompt) for golden in manifest.certificate.prompts]
+
+
+def _check_model(model: EagleModel, manifest: Manifest) -> Iterator[Check]:
+    """Yields the checks of a loaded model."""
+    certificate, prompts = manifest.certificate, _prompts(model, manifest)
     plain, eagle = replay(model, prompts, drafts=False), replay(model, prompts, drafts=True)
     yield _lossless(plain, eagle, _ties(model, prompts, plain, eagle))
     if certificate is not None:
         yield from _as_certified(model, certificate)
     yield _tau(mean_tau(eagle), certificate, QUANTISED_TAU_LOST if _is_quantised(manifest) else TAU_LOST)
-    yield from _graphs(model)
-    if reference is not None and reference is not model:
-        vocab_size = manifest.target.vocab_size
-        yield from map(_compared_with_cpu, compare_sessions(reference.sessions, model.sessions, vocab_size, prompts))
 
 
 def _names(manifest: Manifest) -> str:
@@ -234,9 +241,9 @@ def _tau(tau: float, certificate: Certificate | None, lost: float) -> Check:
     return Check("tau", near, f"{says} (certified: {certificate.tau:.2f})", tau, certificate.tau, fatal=False)
 
 
-def _graphs(model: EagleModel) -> Iterator[Check]:
+def _graphs(manifest: Manifest, sessions: Sequence[Session]) -> Iterator[Check]:
     """A check per engine of a library that tells whether forward passes can be captured as CUDA graphs."""
-    for name, session in zip(model.manifest.models, model.sessions, strict=True):
+    for name, session in zip(manifest.models, sessions, strict=True):
         capturable = getattr(session, "capturable", None)
         if capturable is not None:
             says = "are replayed as CUDA graphs" if capturable else "cannot be captured as CUDA graphs, so kernels wait"

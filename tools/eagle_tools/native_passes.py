@@ -7,6 +7,7 @@ One thread computes, so that its processor time is the pass's and other programs
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from eagle_runtime import EagleModel
 from eagle_runtime.base.backend_names import NATIVE
 from eagle_runtime.base.tree import Tree
 from eagle_runtime.commands.command import Parser, run_command
 from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.head import Head, Scratch
+from eagle_runtime.opening.hub_bundle import bundle_folder
+from eagle_runtime.opening.loading import open_bundle
 
 BACKENDS = ("cpu", NATIVE)
 TURNS, EACH = 6, 2  # passes of a backend: TURNS times EACH, after one that is not counted
@@ -39,16 +41,15 @@ class Measured:
 def measure(bundle: Path, contexts: Sequence[int], counts: Sequence[int]) -> Iterator[Measured]:
     """Yields the times for each context and number of rows. Raises BackendError, BundleError."""
     size = max(contexts) + max(counts)
-    with (
-        EagleModel.load(bundle, backend=BACKENDS[0], threads=1, context=size, check_hashes="once") as portable,
-        EagleModel.load(bundle, backend=BACKENDS[1], threads=1, context=size, check_hashes="once") as native,
-    ):
-        models = dict(zip(BACKENDS, (portable, native), strict=True))
-        targets = {name: Target(one.sessions[0], size) for name, one in models.items()}
-        heads = {
-            name: Head(one.sessions[1], size, max(counts)) for name, one in models.items() if len(one.sessions) > 1
-        }
-        width = 0 if native.manifest.head is None else native.manifest.head.hidden_size
+    with contextlib.ExitStack() as stack:
+        sessions = {}
+        for name in BACKENDS:
+            opened = open_bundle(bundle_folder(bundle), name, size, 1, "once")
+            stack.callback(opened.engines.close)
+            sessions[name] = opened.engines.sessions
+        targets = {name: Target(both[0], size) for name, both in sessions.items()}
+        heads = {name: Head(both[1], size, max(counts)) for name, both in sessions.items() if len(both) > 1}
+        width = 0 if opened.manifest.head is None else opened.manifest.head.hidden_size
         for context in contexts:
             for target in targets.values():
                 target.cache.pretend(context)

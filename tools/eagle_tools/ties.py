@@ -21,7 +21,7 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
 
 def computes_in(model: EagleModel) -> str:
     """Returns the type of the target's activations, a key of NEAR."""
-    return model.sessions[0].inputs["tree_mask"].dtype
+    return model.manifest.target.graph.inputs["tree_mask"].dtype
 
 
 def is_tie(

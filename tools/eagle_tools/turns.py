@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 from eagle_runtime import EagleModel, Result, SamplingParams
-from eagle_runtime.app.eagle_model import Prompt
+from eagle_runtime.app.turns import Prompt
 from eagle_runtime.base.backend_names import on_cpu
 
 WARM_UP = 8  # tokens that each contender generates before the first prompt that counts

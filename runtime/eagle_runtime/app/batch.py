@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 from eagle_runtime.app.result import Piece
 from eagle_runtime.app.slots import Slot
 from eagle_runtime.app.turn import Turn
+from eagle_runtime.app.turns import Turns
 from eagle_runtime.core.decoding_state import common_prefix
 from eagle_runtime.core.rounds import Wish
 from eagle_runtime.core.scheduler import Serve
@@ -47,6 +50,19 @@ class Beginnings:
             self._ended.remove(slot)
             del self._prompts[slot]
             slot.close()
+
+
+def batch(turns: Turns, asked: Sequence[tuple[list[int], dict[str, Any]]], width: int) -> Iterator[tuple[int, Piece]]:
+    """As EagleModel.batch. asked: ids of each prompt, and its settings, which were checked."""
+    beginnings = Beginnings()
+
+    def begin(prompt: list[int], settings: dict[str, Any]) -> Turn:
+        slot = turns.slots.new()
+        beginnings.add(slot, prompt)
+        return turns.in_slot(slot, prompt, lambda *_: beginnings.end(slot), settings)
+
+    begins = [partial(begin, *one) for one in asked]
+    return pieces_of(begins, width, turns.engines.rounds.serve, beginnings.close)
 
 
 def pieces_of(

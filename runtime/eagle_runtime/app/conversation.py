@@ -14,10 +14,10 @@ import contextlib
 import json
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from eagle_runtime.app.conversation_file import (
     ADVICE,
@@ -32,15 +32,14 @@ from eagle_runtime.app.conversation_file import (
 )
 from eagle_runtime.app.output import Output
 from eagle_runtime.app.result import PastTurn, Usage
-from eagle_runtime.app.slots import Slot, Slots
 from eagle_runtime.app.turn import Turn
+from eagle_runtime.app.turns import Turns
 from eagle_runtime.base.arguments import checked_int, short_repr
 from eagle_runtime.base.errors import BusyError, ClosedError, ConversationFileError, RequestError
 from eagle_runtime.drafting.head import SCRATCH
-from eagle_runtime.opening.opened import OpenBundle
 from eagle_runtime.text.answer_form import chat_prompt
 from eagle_runtime.text.call_formats import format_named
-from eagle_runtime.text.tokenizer import Message, Text
+from eagle_runtime.text.tokenizer import Message
 from eagle_runtime.text.tools import ToolUse
 
 if TYPE_CHECKING:
@@ -48,23 +47,7 @@ if TYPE_CHECKING:
 
     from eagle_runtime.app.settings import ChatSettings, Settings
 
-OnEnd = Callable[[Output, int, "Usage | None"], None]  # what was answered, its seed, and its figures
 PATIENCE_S = 60.0  # for the running step of a turn that was cancelled: a chunk of a prompt, seconds on a large model
-
-
-class Host(Protocol):
-    """What a conversation asks of its model (EagleModel)."""
-
-    text: Text
-    context: int
-    slots: Slots
-    bundle: OpenBundle
-
-    def checked_prompt(self, prompt: str | Sequence[int]) -> list[int]:
-        """Returns ids that fit the context. Raises RequestError, ContextError."""
-
-    def turn_in(self, slot: Slot, prompt: list[int], on_end: OnEnd, settings: dict[str, Any]) -> Turn:
-        """Returns a turn that answers a text whose beginning the slot may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,31 +67,31 @@ class Conversation:
 
     def __init__(
         self,
-        model: Host,
+        turns: Turns,
         messages: Sequence[Message] = (),
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         tool_format: str | None = None,
         written: Written | None = None,
-        turns: Sequence[PastTurn] = (),
+        past: Sequence[PastTurn] = (),
         notes: Mapping[str, str] | None = None,
     ) -> None:
-        """Use `EagleModel.conversation`. written, turns, notes: of the conversation that this one goes on from."""
+        """Use `EagleModel.conversation`. written, past, notes: of the conversation that this one goes on from."""
         ToolUse.of(tools)
         if tool_format is not None:
             format_named(tool_format)
-        self._model = model
+        self._turns = turns
         self._messages = [_copied(message) for message in messages]
         self._tools = None if tools is None else [dict(tool) for tool in tools]
         self._template_kwargs = dict(template_kwargs or {})
         self._tool_format = tool_format
         self._written = written or Written("", ())
-        self._turns = list(turns)
+        self._past = list(past)
         self._turn: weakref.ref[Turn] | None = None
         self._lock = threading.RLock()
         self._closed = False
-        self.slot = model.slots.new()
+        self._slot = turns.slots.new()
         self.kv_note: str | None = None  # why the rows of a file were not taken
         self.notes = dict(notes or {})  # strings of the application, saved with the conversation
 
@@ -128,28 +111,28 @@ class Conversation:
     @property
     def room(self) -> int:
         """Tokens that the context still holds after them."""
-        return self._model.context - len(self._written.ids)
+        return self._turns.bundle.context - len(self._written.ids)
 
     @property
     def turns(self) -> tuple[PastTurn, ...]:
         """The turns that have ended, in order; of a text without messages the last one."""
         with self._lock:
-            return tuple(self._turns)
+            return tuple(self._past)
 
     @property
     def kv_bytes(self) -> int:
         """Bytes allocated for keys and values of both models."""
-        return self.slot.nbytes
+        return self._slot.nbytes
 
     @property
     def kv_rows(self) -> int:
         """Tokens of the text whose rows the target holds."""
-        return self.slot.rows(self._written.ids)
+        return self._slot.rows(self._written.ids)
 
     @property
     def kv_status(self) -> str:
         """ "resident" where rows are held, or why there are none."""
-        return "resident" if self.kv_rows else self.kv_note or self.slot.note or "nothing was read yet"
+        return "resident" if self.kv_rows else self.kv_note or self._slot.note or "nothing was read yet"
 
     # Turns
 
@@ -200,11 +183,11 @@ class Conversation:
         with self._free(wait):
             if self._messages:
                 raise RequestError("the conversation has messages; send one, or open a conversation without any")
-            ids = self._model.checked_prompt(prompt)
+            ids = self._turns.ids(prompt)
             return self._start(ids, None, self._messages, dict(settings))
 
     def _answer(self, messages: list[dict[str, Any]], settings: dict[str, Any]) -> Turn:
-        text = self._model.text
+        text = self._turns.bundle.text
         settings = {"tools": self._tools, **settings}
         use = ToolUse.of(*(settings.pop(name, None) for name in ("tools", "tool_choice", "parallel_tool_calls")))
         prompt = chat_prompt(text, messages, use, template_kwargs=self._template_kwargs, tool_format=self._tool_format)
@@ -215,7 +198,7 @@ class Conversation:
         if written.text and rendered.startswith(written.text):
             rest = text.encode_after(rendered[len(written.text) :])
         ids = text.encode_rendered(rendered) if rest is None else [*written.ids, *rest]
-        return self._start(self._model.checked_prompt(ids), rendered, messages, settings)
+        return self._start(self._turns.ids(ids), rendered, messages, settings)
 
     def _start(
         self, ids: list[int], rendered: str | None, messages: list[dict[str, Any]], settings: dict[str, Any]
@@ -232,13 +215,13 @@ class Conversation:
                 kept = output.kept - (output.stop.kind in ("eos", "stop_token"))
                 self._written = Written((rendered or "") + output.text, (*ids, *output.token_ids[:kept]))
                 if rendered is None:  # a text that goes on for ever keeps no list of how it came about
-                    self._turns.clear()
-                self._turns.append(PastTurn(seed, output.stop, usage))
+                    self._past.clear()
+                self._past.append(PastTurn(seed, output.stop, usage))
                 if rendered is not None:
                     self._messages = [*messages, output.kept_message]
 
         try:
-            turn = self._model.turn_in(self.slot, ids, ended, settings)
+            turn = self._turns.in_slot(self._slot, ids, ended, settings)
         except BaseException:
             self._messages = before
             raise
@@ -268,16 +251,21 @@ class Conversation:
         runs. Raises BusyError."""
         with self._free(wait=False):
             other = Conversation(
-                self._model,
+                self._turns,
                 self._messages,
                 tools=self._tools,
                 template_kwargs=self._template_kwargs,
                 tool_format=self._tool_format,
                 written=self._written,
-                turns=self._turns,
+                past=self._past,
             )
-            other.slot.copy_from(self.slot)
+            other.share_rows(self)
             return other
+
+    def share_rows(self, source: Conversation, tokens: int | None = None) -> None:
+        """Copy, when it next runs, the rows of another conversation of the model. tokens: the first so many alone,
+        which the turn waits for where the other one's reads them; few are read again instead."""
+        self._slot.copy_from(source._slot, tokens)
 
     def save(
         self,
@@ -295,16 +283,16 @@ class Conversation:
         None keeps those that were loaded. Raises ConversationFileError, RequestError, BusyError."""
         with self._free(wait=False):
             self.notes = self.notes if notes is None else checked_notes(notes)
-            rows = self.slot.snapshot() if kv else None
+            rows = self._slot.snapshot() if kv else None
             head = None if rows is None else rows.head
             saved = Saved(
                 format=FORMAT,
-                identity=identity_of(self._model.bundle),
+                identity=identity_of(self._turns.bundle),
                 messages=as_json("a message", self._messages),
                 tools=as_json("a tool", {"format": self._tool_format, "tools": self._tools}),
                 template_kwargs=as_json("template_kwargs", self._template_kwargs),
                 written=self._written.text,
-                turns=tuple(self._turns),
+                turns=tuple(self._past),
                 notes=self.notes,
                 first=0 if head is None else head.first,
                 noted_from=0 if head is None else head.noted_from,
@@ -318,40 +306,40 @@ class Conversation:
         return len(content)
 
     @classmethod
-    def load(cls, model: Host, path: str | Path) -> Conversation:
+    def load(cls, turns: Turns, path: str | Path) -> Conversation:
         """Use `EagleModel.load_conversation`."""
-        most = 2 * (model.context + SCRATCH) * model.slots.shared[0].token_bytes
+        most = 2 * (turns.bundle.context + SCRATCH) * turns.slots.shared[0].token_bytes
         saved, ids, rows = read(Path(path), most)
-        identity = identity_of(model.bundle)
+        identity = identity_of(turns.bundle)
         if saved.identity.text != identity.text:
             raise ConversationFileError(f"{path} is of a model with another tokenizer; {ADVICE}")
-        if ids and max(ids) >= model.bundle.manifest.target.vocab_size:
+        if ids and max(ids) >= turns.bundle.manifest.target.vocab_size:
             raise ConversationFileError(f"{path} holds ids outside the vocabulary; {ADVICE}")
         try:
             tools = json.loads(saved.tools)
             if not isinstance(tools, dict):  # of a version that knew no formats
                 tools = {"format": None, "tools": tools}
             chat = cls(
-                model,
+                turns,
                 json.loads(saved.messages),
                 tools=tools["tools"],
                 template_kwargs=json.loads(saved.template_kwargs),
                 tool_format=tools["format"],
                 written=Written(saved.written, ids),
-                turns=saved.turns,
+                past=saved.turns,
                 notes=saved.notes,
             )
         except (ValueError, TypeError, KeyError, RequestError):
             raise ConversationFileError(f"{path} holds messages that are not valid; {ADVICE}") from None
         chat.kv_note = saved.identity.difference(identity)
         if rows is not None and chat.kv_note is None:
-            chat.kv_note = chat.slot.restore(rows, model.context)
+            chat.kv_note = chat._slot.restore(rows, turns.bundle.context)
         return chat
 
     def drop_kv(self) -> None:
         """Free the rows; the next turn reads the text again. Raises BusyError."""
         with self._free(wait=False):
-            self.slot.drop("dropped by drop_kv")
+            self._slot.drop("dropped by drop_kv")
 
     def close(self) -> None:
         """Cancel the running turn, wait for its step, free the rows; a second call does nothing."""
@@ -359,7 +347,7 @@ class Conversation:
         if (turn := self._open_turn()) is not None:
             turn.close()
             turn.wait(PATIENCE_S)
-        self.slot.close()
+        self._slot.close()
 
     def __enter__(self) -> Conversation:
         return self

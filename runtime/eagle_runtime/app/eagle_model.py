@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from eagle_runtime.app.batch import Beginnings, pieces_of
-from eagle_runtime.app.conversation import Conversation, OnEnd
-from eagle_runtime.app.decoding import Work, decode
-from eagle_runtime.app.output import Output
-from eagle_runtime.app.request import Request, request_of
+from eagle_runtime.app.batch import batch
+from eagle_runtime.app.conversation import Conversation
 from eagle_runtime.app.result import Piece, Result
-from eagle_runtime.app.slots import Memory, Slot, Slots
-from eagle_runtime.app.turn import Turn, TurnState
-from eagle_runtime.base.arguments import checked_int, short_repr
-from eagle_runtime.base.errors import ClosedError, ContextError, RequestError
+from eagle_runtime.app.slots import Memory
+from eagle_runtime.app.turn import Turn
+from eagle_runtime.app.turns import Prompt, Turns
+from eagle_runtime.base.arguments import checked_int
+from eagle_runtime.base.errors import RequestError
 from eagle_runtime.base.tree import Float
+from eagle_runtime.bundle.manifest import Manifest
 from eagle_runtime.core.counters import CountedSession, Counters
-from eagle_runtime.core.decoding_state import DecodingState
-from eagle_runtime.core.generate import Reading, asking
 from eagle_runtime.core.head import HeadOfText
 from eagle_runtime.core.rounds import Wish
-from eagle_runtime.core.scheduler import Lease, Scheduler
-from eagle_runtime.core.session import Session
 from eagle_runtime.drafting.cost_model import Costs
 from eagle_runtime.drafting.methods import NO_HEAD
+from eagle_runtime.opening.backends import PassedOver
 from eagle_runtime.opening.datastore_file import with_datastore
 from eagle_runtime.opening.draft_bundle import folders_of, with_draft_bundles
+from eagle_runtime.opening.exact_rows import RowCheck
 from eagle_runtime.opening.habits_file import HabitsFile
 from eagle_runtime.opening.hub_bundle import bundle_folder
 from eagle_runtime.opening.loading import Progress, open_bundle
 from eagle_runtime.opening.opened import OpenBundle
 from eagle_runtime.text.answer_form import ChatPrompt, chat_prompt, has_heads
-from eagle_runtime.text.tokenizer import Message
+from eagle_runtime.text.tokenizer import Message, Text
 from eagle_runtime.text.tools import ToolUse
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from eagle_runtime.app.settings import Settings
-
-Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class EagleModel:
@@ -63,25 +55,7 @@ class EagleModel:
 
     def __init__(self, bundle: OpenBundle) -> None:
         """Use `EagleModel.load`."""
-        self.manifest = bundle.manifest
-        self.context = bundle.context
-        self.backend = bundle.backend
-        self.threads = bundle.threads
-        self.passed_over = bundle.passed_over
-        self.row_check = bundle.row_check
-        self.notice = bundle.notice
-        self.text = bundle.text
-        self.bundle = bundle
-        self._engines = bundle.engines
-        self._engines.add_user(self)
-        self._state = bundle.state()
-        rounds = bundle.engines.rounds
-        bundle.costs.share(lambda rounds=rounds: rounds.others, rounds.timed)  # type: ignore[misc]
-        self._scheduler = Scheduler(self._engines)
-        own = self._new_state if bundle.on_cpu else None
-        self.slots = Slots(self._engines, own, (self._state, self._scheduler), bundle.kv_budget)
-        self._executor: ThreadPoolExecutor | None = None
-        self._worker_lock = threading.Lock()
+        self._turns = Turns(bundle)
 
     @classmethod
     def load(
@@ -101,23 +75,20 @@ class EagleModel:
         """Load a bundle: a folder, or the id of one on the hub (OWNER/NAME[@REVISION], extra hub; hub_bundle.py).
 
         backend: one of backends.BACKENDS, or "auto" for the first of them that the bundle was made for and that works
-        on this machine. `model.backend` is the one in use, `model.passed_over` has the reason against each one before
-        it, `model.notice` a warning, also logged, if "auto" runs engine files of the bundle, or its portable graph
-        although it has a native one. context: tokens of prompt
-        and output that the caches hold; None takes the model's limit, on a CPU as far as a quarter of the free memory
-        goes, on a GPU at most 4096. threads: of a forward pass on the
-        CPU; None takes the number of physical cores, or what a container's quota pays for. check_hashes: compare the
-        SHA-256 of every file that the backend reads (a second per gigabyte); "once" leaves out files that were compared
-        before and did not change. on_progress: called with a stage ("hash", "load", "warm"), what is done of it, and
-        all of it; it may raise. "warm" takes longest in the first start on a GPU, which compiles kernels. kv_budget:
-        bytes for the keys and values of all conversations on the CPU; None takes a quarter of the memory that is free,
-        and one full context at least. draft_bundle: a bundle of the same vocabulary whose target drafts with method
+        on this machine. context: tokens of prompt and output that the caches hold; None takes the model's limit, on a
+        CPU as far as a quarter of the free memory goes, on a GPU at most 4096. threads: of a forward pass on the CPU;
+        None takes the number of physical cores, or what a container's quota pays for. check_hashes: compare the SHA-256
+        of every file that the backend reads (a second per gigabyte); "once" leaves out files that were compared before
+        and did not change. on_progress: called with a stage ("hash", "load", "warm"), what is done of it, and all of
+        it; it may raise. "warm" takes longest in the first start on a GPU, which compiles kernels. kv_budget: bytes for
+        the keys and values of all conversations on the CPU; None takes a quarter of the memory that is free, and one
+        full context at least. draft_bundle: a bundle of the same vocabulary whose target drafts with method
         "draft-model", the default then; or several, whose trees "specinfer" merges, the default then. datastore: a
         text, or JSONL, that is indexed (stage "index"); "lookup" and "eagle+lookup" find matches there too. habits: a
         file of what method "recycling" learns (habits_file.py).
 
-        `model.row_check`: whether rows of a quantised target are exact on this CPU (exact_rows). Raises BundleError,
-        BackendError, RequestError; gives a FidelityWarning for one that differs too much from its source model."""
+        Raises BundleError, BackendError, RequestError; gives a FidelityWarning for one that differs too much from its
+        source model."""
         folder = bundle_folder(bundle)
         kept = None if habits is None else HabitsFile(Path(habits), folder)
         opened = open_bundle(folder, backend, context, threads, check_hashes, kv_budget, on_progress)
@@ -128,40 +99,80 @@ class EagleModel:
         """Returns a model on the same engines with caches of its own, so that two generations may alternate step by
         step, in one thread or in several. Twins share what was learned of costs and drafts; closing one closes all.
         Raises RequestError on backends of GPUs, whose engines are tied to one cache."""
-        if not self.bundle.on_cpu:
+        if not self.has_twins:
             raise RequestError(f"a model on {self.backend} has no twins; load the bundle once more")
-        return EagleModel(self.bundle.with_new_caches())
+        return EagleModel(self._turns.bundle.with_new_caches())
 
     @property
-    def sessions(self) -> tuple[Session, ...]:
-        """The session of the target and, if there is one, of the head, for tools that compare engines. Sessions take no
-        part in scheduling: use them only while no other code uses the model."""
-        return self._engines.sessions
+    def has_twins(self) -> bool:
+        """Whether the backend has caches for several texts: on CPUs."""
+        return self._turns.bundle.on_cpu
 
     @property
     def joins_texts(self) -> bool:
         """Whether the trees of generations that run at once, on twins or in conversations, are verified in one forward
         pass; else they take turns."""
-        return self._engines.rounds.joins
+        return self._turns.engines.rounds.joins
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the bundle says of itself: sizes, precisions, files, the certificate."""
+        return self._turns.bundle.manifest
+
+    @property
+    def text(self) -> Text:
+        """The tokenizer and the chat template."""
+        return self._turns.bundle.text
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and output that the caches hold."""
+        return self._turns.bundle.context
+
+    @property
+    def threads(self) -> int | None:
+        """Threads of a forward pass on the CPU."""
+        return self._turns.bundle.threads
+
+    @property
+    def backend(self) -> str:
+        """The backend in use."""
+        return self._turns.bundle.backend
+
+    @property
+    def passed_over(self) -> PassedOver:
+        """(backend, reason) for each one that "auto" tried before it."""
+        return self._turns.bundle.passed_over
+
+    @property
+    def notice(self) -> str | None:
+        """A warning, also logged, if "auto" runs engine files of the bundle, or its portable graph although it has a
+        native one."""
+        return self._turns.bundle.notice
+
+    @property
+    def row_check(self) -> RowCheck | None:
+        """Whether rows of a quantised target are exact on this CPU (exact_rows)."""
+        return self._turns.bundle.row_check
 
     def counters(self) -> Counters | None:
         """Returns what was counted of the GPU's work since the bundle was loaded: copies, forward passes, waits. None
         where it is not counted: on the backends cpu and cuda."""
-        session = self._engines.sessions[0]
+        session = self._turns.engines.sessions[0]
         return session.counters() if isinstance(session, CountedSession) else None
 
     @property
     def head(self) -> HeadOfText:
         """The draft head. Raises RequestError for a bundle without one."""
-        self._engines.check()
-        if self.bundle.head is None:
+        self._turns.engines.check()
+        if self._turns.bundle.head is None:
             raise RequestError(NO_HEAD)
-        return self.bundle.head
+        return self._turns.bundle.head
 
     @property
     def default_method(self) -> str:
         """The method of a request that names neither method nor tree."""
-        return self.bundle.default_method
+        return self._turns.bundle.default_method
 
     def generate(self, prompt: Prompt, **settings: Unpack[Settings]) -> Result:
         """Decode to the end and return the result; settings as in `stream`."""
@@ -214,26 +225,27 @@ class EagleModel:
 
     def _stream(self, prompt: Prompt, settings: Settings, *, streamed: bool) -> Turn:
         """streamed: as in Lease."""
-        self._engines.check()
+        self._turns.engines.check()
         ids, merged = self._asked(prompt, settings)
-        request = request_of(self.bundle, self._state, ids, self.context, **merged)
-        state = self._state
+        return self._turns.alone(ids, merged, streamed=streamed)
 
-        def work() -> Work:
-            """A text of its own: equal calls read equal rows. Until its first step another one may have the state."""
-            state.forget()
-            yield from self._asking(state, request)
-
-        return self._turn(state, self._scheduler, request, work(), lambda output, control: None, streamed)
+    def check(self, prompt: Prompt, **settings: Unpack[Settings]) -> list[int]:
+        """Check a request without answering it; returns the ids of its prompt. Raises at once what a turn of `stream`,
+        `batch` or a conversation would raise: RequestError, ContextError, MemoryLimitError, ClosedError."""
+        self._turns.engines.check()
+        ids, merged = self._asked(prompt, settings)
+        self._turns.slots.check(len(ids), self.context)
+        self._turns.check(ids, merged)
+        return ids
 
     def _asked(self, prompt: Prompt, settings: Mapping[str, Any]) -> tuple[list[int], dict[str, Any]]:
         """The ids of a prompt that fits the context, and the settings. Where an answer to chat messages would show its
         heads, they have its form. Raises RequestError, ContextError."""
         chat = isinstance(prompt, list | tuple) and bool(prompt) and all(isinstance(item, Mapping) for item in prompt)
         if not chat or settings.get("form") is not None or not has_heads(self.text):
-            return self.checked_prompt(prompt), dict(settings)
+            return self._turns.ids(prompt), dict(settings)
         made = self.chat_prompt([item for item in prompt if isinstance(item, Mapping)])
-        return self.checked_prompt(self.text.encode_rendered(made.text)), {**settings, "form": made.form}
+        return self._turns.ids(self.text.encode_rendered(made.text)), {**settings, "form": made.form}
 
     def conversation(
         self,
@@ -248,8 +260,10 @@ class EagleModel:
         messages: to begin with. tools: that each answer may call, as OpenAI's API describes them. template_kwargs:
         further variables for the bundle's chat template. tool_format: a name of text.call_formats; None for the one
         that the template speaks of. Raises RequestError, ClosedError."""
-        self._engines.check()
-        return Conversation(self, messages, tools=tools, template_kwargs=template_kwargs, tool_format=tool_format)
+        self._turns.engines.check()
+        return Conversation(
+            self._turns, messages, tools=tools, template_kwargs=template_kwargs, tool_format=tool_format
+        )
 
     def chat_prompt(
         self,
@@ -268,35 +282,8 @@ class EagleModel:
 
         Its rows are taken where bundle, engine and processor are the same; else `kv_status` says why not, and the next
         turn reads the text again. Raises ConversationFileError, which leaves model and file alone, and ClosedError."""
-        self._engines.check()
-        return Conversation.load(self, path)
-
-    def turn_in(
-        self,
-        slot: Slot,
-        prompt: list[int],
-        on_end: OnEnd,
-        settings: dict[str, Any],
-    ) -> Turn:
-        """For Conversation: returns a turn that answers a text whose beginning the slot may hold. on_end: called with
-        what was answered when it ends."""
-        self._engines.check()
-        self.slots.check(len(prompt), self.context)
-        context = self.slots.most_rows(self.context)
-        request = request_of(self.bundle, slot.state, prompt, context, **settings)
-        slot.expect(len(prompt))
-
-        def work() -> Work:
-            while slot.waits:
-                yield Reading(0, len(prompt))
-            slot.begin()
-            yield from self._asking(slot.state, request)
-
-        def ended(output: Output, control: TurnState) -> None:
-            slot.end()
-            on_end(output, request.sampler.params.seed, None if control.result is None else control.result.usage)
-
-        return self._turn(slot.state, slot.scheduler, request, work(), ended)
+        self._turns.engines.check()
+        return Conversation.load(self._turns, path)
 
     def batch(
         self, requests: Iterable[Prompt | Mapping[str, Any]], *, width: int = 8, **settings: Any
@@ -313,136 +300,50 @@ class EagleModel:
 
         Raises RequestError, ContextError and ClosedError at once, for any of the requests; the iteration raises what a
         stream raises, which ends the other answers, as leaving it does."""
-        self._engines.check()
-        width = checked_int("width", width, 1) if self.bundle.on_cpu else 1
-        begins: list[Callable[[], Turn]] = []
-        beginnings = Beginnings()
+        self._turns.engines.check()
+        width = checked_int("width", width, 1) if self.has_twins else 1
+        asked = []
         for one in requests:
             own = {"prompt": one} if not isinstance(one, Mapping) else dict(one)
             if "prompt" not in own:
                 raise RequestError("a request of a batch has no 'prompt'")
             ids, merged = self._asked(own.pop("prompt"), {**settings, **own})
-            request_of(self.bundle, self._state, ids, self.context, **merged)  # which checks the settings
-            begins.append(lambda ids=ids, merged=merged: self._turn_alone(ids, merged, beginnings))  # type: ignore[misc]
-        return pieces_of(begins, width, self._engines.rounds.serve, beginnings.close)
+            self._turns.check(ids, merged)
+            asked.append((ids, merged))
+        return batch(self._turns, asked, width)
 
     def grant(self, wishes: Sequence[Wish]) -> None:
         """Grant wishes of turns that one thread reads by their `events`, as `batch` does; in one forward pass where the
         backend joins texts. Raises ClosedError."""
-        self._engines.rounds.serve(wishes)
-
-    def _turn_alone(self, ids: list[int], settings: dict[str, Any], beginnings: Beginnings) -> Turn:
-        """A turn with caches of its own. beginnings: of the others, which it joins, and which close them."""
-        slot = self.slots.new()
-        beginnings.add(slot, ids)
-        return self.turn_in(slot, ids, lambda *_: beginnings.end(slot), settings)
+        self._turns.engines.rounds.serve(wishes)
 
     def score(self, tokens: Sequence[int], first: int = 0) -> Iterator[Float]:
         """Yields the target's logits after tokens[first], tokens[first + 1], ... in arrays [R, V]. Holds the model as a
         stream does. Raises RequestError and ClosedError; pieces also raise BusyError."""
-        self._engines.check()
-        checked = self.checked_prompt(tokens)
+        self._turns.engines.check()
+        checked = self._turns.ids(tokens)
         first = checked_int("first", first, 0)
-        return self._scheduler.steps(Lease(streamed=True), self.bundle.target.score(checked, first))
+        return self._turns.score(checked, first)
 
     def costs(self) -> Costs:
         """Returns what forward passes cost on this machine, as learned from the passes of this model's generations and
         of earlier runs with this bundle, backend and machine, or else estimated from the models' shapes."""
-        self._engines.check()
-        return self.bundle.costs.latest()
+        self._turns.engines.check()
+        return self._turns.bundle.costs.latest()
 
     def memory(self) -> Memory:
         """Returns what the model takes of the memory."""
-        slots = self.slots.members
-        own = sum(cache.nbytes for cache in self._state.caches)
-        holding = [slot for slot in slots if slot.state.tokens]
-        return Memory(
-            weights=self.bundle.weight_bytes,
-            kv_reserved=own + sum(slot.nbytes for slot in slots),
-            kv_used=sum(slot.state.used_bytes for slot in slots) + self._state.used_bytes,
-            kv_budget=self.slots.budget,
-            conversations=len(slots),
-            resident=len(holding),
-            dropped=self.slots.dropped,
-        )
+        return self._turns.memory()
 
     def close(self) -> None:
         """Free the engines when the running step is over; a second call does nothing. Unfinished generations raise
         ClosedError at their next step. It may be called from anywhere: another thread, on_cycle, between two pieces, a
         signal handler, a forked process (where it frees nothing)."""
-        with contextlib.suppress(ClosedError):
-            self._engines.check()
-            self.bundle.save_learned()
-        self._engines.close()
-        if self._executor is not None:
-            self._executor.shutdown(wait=False)
+        self._turns.close()
 
     def __enter__(self) -> EagleModel:
-        self._engines.check()
+        self._turns.engines.check()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _turn(
-        self,
-        state: DecodingState,
-        scheduler: Scheduler,
-        request: Request,
-        work: Work,
-        on_end: Callable[[Output, TurnState], None],
-        streamed: bool = True,
-    ) -> Turn:
-        def ended(output: Output) -> None:
-            on_end(output, control)
-            if control.result is not None:
-                self.bundle.save_learned(last=False)
-
-        lease, control = Lease(streamed=streamed), TurnState(ended)
-        output = Output(self.text.stream(request.prompt), request.end, request.reader)
-        events = decode(scheduler, lease, work, request, output, control, lambda: state.reused)
-        return Turn(control, output, events, self._engines.rounds.serve, lease, self._worker)
-
-    def _asking(self, state: DecodingState, request: Request) -> Work:
-        rounds = self._engines.rounds
-        on_rows = None if request.scores is None else request.scores.add
-        return asking(
-            state, request.drafter, request.sampler, request.prompt, others=lambda: rounds.others, on_rows=on_rows
-        )
-
-    def _new_state(self) -> tuple[DecodingState, Scheduler]:
-        return self.bundle.with_new_caches().state(), Scheduler(self._engines)
-
-    def _worker(self) -> Executor:
-        """The thread in which pieces are computed for event loops; it is started when first needed."""
-        with self._worker_lock:
-            self._engines.check()
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(1, "eagle-turns")
-            return self._executor
-
-    def checked_prompt(self, prompt: Prompt) -> list[int]:
-        """Returns the ids of a prompt that fits the context. Raises RequestError, ContextError."""
-        tokens = self.text.encode(prompt)
-        vocab = self.manifest.target.vocab_size
-        if not tokens:
-            raise RequestError("the prompt is empty; give at least one token")
-        for index, token in enumerate(tokens):
-            if not 0 <= token < vocab:
-                named = self.text.token_named(token)
-                raise RequestError(
-                    f"prompt id {short_repr(token)} at position {index} is outside the vocabulary of {vocab}"
-                    if named is None
-                    else f"the prompt holds {short_repr(named)}, for which the model has no row (id {token} of "
-                    f"{vocab}); leave it out"
-                )
-        if len(tokens) >= self.context:
-            most = self.manifest.target.context
-            longer = f" or load with a larger context (this model serves up to {most})" if self.context < most else ""
-            raise ContextError(
-                f"the prompt has {len(tokens)} tokens, but the context holds {self.context} with the output"
-                f"{'' if longer else ', and this model serves no more'}; shorten it{longer}",
-                needed=len(tokens) + 1,
-                available=self.context,
-            )
-        return tokens

@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from eagle_runtime.app.output import Output
 from eagle_runtime.app.result import Piece, Result
 from eagle_runtime.base.errors import BusyError
-from eagle_runtime.core.rounds import Wish as Wish
+from eagle_runtime.core.rounds import Wish
 from eagle_runtime.core.scheduler import Lease, Serve, served
 
 

@@ -8,10 +8,10 @@ from itertools import zip_longest
 from typing import Protocol
 
 from eagle_runtime import EagleModel, SamplingParams
-from eagle_runtime.base.backend_names import on_cpu
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.cost_prior import pass_bytes
+from eagle_runtime.opening.opened import OpenBundle
 from eagle_tools.bench.methods import DATASTORE, Settings, settings_of
 from eagle_tools.bench.rows import Asked, Row, Setup, precision_name, row_of
 from eagle_tools.questions import Question
@@ -75,7 +75,7 @@ class BundleContender:
 
     def _model_at(self, place: int) -> EagleModel:
         """Returns a twin of the model that only this place uses; on other backends than the CPU the model itself."""
-        if not on_cpu(self._model.backend):
+        if not self._model.has_twins:
             return self._model
         while len(self._twins) <= place:
             self._twins.append(self._model.twin())
@@ -90,28 +90,28 @@ def bundle_contenders(
     seed: int,
     ignore_eos: bool,
     watch: Watch | None = None,
+    plain: EagleModel | None = None,
 ) -> list[BundleContender]:
-    """Returns a contender for each method at each temperature. Where DATASTORE is one of the methods, the others search
-    no datastore."""
+    """Returns a contender for each method at each temperature. plain: the model of all methods but DATASTORE, if it is
+    another one (without_datastore)."""
     precision, contenders = precision_name(model.manifest), []
-    plain = without_datastore(model) if DATASTORE in methods else model
     for temperature in temperatures:
         for method in methods:
             setup = Setup(method, precision, model.backend, bundle, temperature)
             settings = settings_of(method)
-            mine = model if method == DATASTORE else plain
+            mine = model if method == DATASTORE or plain is None else plain
             contenders.append(BundleContender(mine, setup, settings, seed, ignore_eos, watch))
     return contenders
 
 
-def without_datastore(model: EagleModel) -> EagleModel:
-    """Returns a twin that has no datastore. Raises RequestError where there are no twins."""
-    if not on_cpu(model.backend):
+def without_datastore(bundle: OpenBundle) -> EagleModel:
+    """Returns a model on the same engines that has no datastore. Raises RequestError where there are no twins."""
+    if not bundle.on_cpu:
         raise RequestError(
-            f"method {DATASTORE} can be compared with others on the backend cpu alone, not on {model.backend}; "
+            f"method {DATASTORE} can be compared with others on the backend cpu alone, not on {bundle.backend}; "
             "leave out --datastore"
         )
-    return EagleModel(dataclasses.replace(model.bundle.with_new_caches(), datastore=None))
+    return EagleModel(dataclasses.replace(bundle.with_new_caches(), datastore=None))
 
 
 def first_turns(model: EagleModel, questions: Sequence[Question]) -> list[Asked]:

@@ -11,8 +11,8 @@ from statistics import median
 
 import numpy as np
 
-from eagle_runtime import EagleModel
 from eagle_runtime.base.tree import Tree
+from eagle_runtime.opening.opened import OpenBundle
 from eagle_tools.markdown import markdown_table
 from eagle_tools.peers.engine import Format
 from eagle_tools.peers.worker import Worker
@@ -27,12 +27,14 @@ Passes = dict[str, tuple[float, ...]]  # name -> seconds of a pass over each of 
 
 
 def measure_passes(
-    models: Sequence[tuple[str, EagleModel]], peers: Mapping[Format, Worker], on_turn: Callable[[], None] = lambda: None
+    bundles: Sequence[tuple[str, OpenBundle]],
+    peers: Mapping[Format, Worker],
+    on_turn: Callable[[], None] = lambda: None,
 ) -> Passes:
     """Returns the median over the rounds of each model's seconds. on_turn: called after each model's turn."""
     turns: list[tuple[str, Callable[[], list[float]]]] = []
-    for name, model in models:
-        turns.append((name, lambda model=model: bundle_passes(model)))  # type: ignore[misc]
+    for name, bundle in bundles:
+        turns.append((name, lambda bundle=bundle: bundle_passes(bundle)))  # type: ignore[misc]
     for form, worker in peers.items():
         turns.append((str(form), lambda worker=worker: peer_passes(worker)))  # type: ignore[misc]
     seconds: dict[str, list[list[float]]] = {name: [] for name, _ in turns}
@@ -44,9 +46,9 @@ def measure_passes(
     return {name: tuple(map(median, zip(*rounds, strict=True))) for name, rounds in seconds.items()}
 
 
-def bundle_passes(model: EagleModel) -> list[float]:
-    """Returns the seconds of a pass of the target over each of PASS_ROWS. The model must be in no other use."""
-    target = (model.twin() if model.bundle.on_cpu else model).bundle.target
+def bundle_passes(bundle: OpenBundle) -> list[float]:
+    """Returns the seconds of a pass of the target over each of PASS_ROWS. The bundle must be in no other use."""
+    target = (bundle.with_new_caches() if bundle.on_cpu else bundle).target
     target.prefill([0])
     target.cache.pretend(CONTEXT)
     seconds = []

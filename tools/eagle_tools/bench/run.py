@@ -12,9 +12,14 @@ from typing import Any
 from eagle_runtime import EagleModel
 from eagle_runtime.base.backend_names import on_cpu
 from eagle_runtime.base.errors import RequestError
+from eagle_runtime.opening.datastore_file import with_datastore
+from eagle_runtime.opening.draft_bundle import with_draft_bundles
+from eagle_runtime.opening.hub_bundle import bundle_folder
+from eagle_runtime.opening.loading import open_bundle
+from eagle_runtime.opening.opened import OpenBundle
 from eagle_tools.bench import machine
 from eagle_tools.bench import pytorch as hf
-from eagle_tools.bench.contenders import Contender, bundle_contenders, first_turns, interleave
+from eagle_tools.bench.contenders import Contender, bundle_contenders, first_turns, interleave, without_datastore
 from eagle_tools.bench.cycles import Recorder
 from eagle_tools.bench.identity import FOREIGN, PYTORCH, difference_sentence, differing_rows
 from eagle_tools.bench.memory import JobError, MemoryRun, Peak, peak_of
@@ -98,24 +103,19 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
         if plan.peers and plan.pytorch is not None:
             source = open_source(plan.pytorch)
             converted = converted_peers(source, plan.peers, plan.peer_folder, plan.threads, reporter.say)
-        models = []
+        models, opened = [], []
         for bundle, must in plan.bundles:
             reporter.expect(f"loading {bundle}", 1)
             draft_bundles, datastore = _loaded_with(plan, must)
-            load = EagleModel.load(
-                bundle,
-                backend=plan.backend,
-                context=plan.context,
-                threads=plan.threads,
-                draft_bundle=draft_bundles,
-                datastore=datastore,
-            )
-            models.append(stack.enter_context(load))
-            if load.notice is not None:
-                reporter.say(f"eagle-bench: {load.notice}")
+            one = open_bundle(bundle_folder(bundle), plan.backend, plan.context, plan.threads, check_hashes=True)
+            one = with_datastore(with_draft_bundles(one, draft_bundles, True, None), datastore)
+            opened.append(one)
+            models.append(stack.enter_context(EagleModel(one)))
+            if one.notice is not None:
+                reporter.say(f"eagle-bench: {one.notice}")
         asked, longest = first_turns(models[0], plan.questions), check_length(plan, models)
         recorder = Recorder() if plan.record else None
-        contenders = list(_our_contenders(plan, models, asked, recorder))
+        contenders = list(_our_contenders(plan, models, opened, asked, recorder))
         bandwidth = _bandwidths(plan, {model.backend for model in models})
         notes: list[str] = []
         if plan.pytorch is not None:
@@ -147,7 +147,7 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
             if plan.peer_rows:
                 names = bundle_names([bundle for bundle, _ in plan.bundles])
                 reporter.expect("timing passes of several rows", 1)
-                measured.passes = measure_passes(list(zip(names, models, strict=True)), peers.workers)
+                measured.passes = measure_passes(list(zip(names, opened, strict=True)), peers.workers)
             peaks = peers.peaks()
             measured.peaks = {key: peaks[key[1], key[2]] for key in weights if (key[1], key[2]) in peaks}
         _compare(plan, models, prompt_ids, measured)
@@ -180,10 +180,14 @@ def _compare(
 
 
 def _our_contenders(
-    plan: Plan, models: Sequence[EagleModel], asked: Sequence[Asked], recorder: Recorder | None
+    plan: Plan,
+    models: Sequence[EagleModel],
+    opened: Sequence[OpenBundle],
+    asked: Sequence[Asked],
+    recorder: Recorder | None,
 ) -> Iterator[Contender]:
-    """Yields one contender per bundle, temperature and method. Raises RequestError for a required method that a bundle
-    cannot run."""
+    """Yields one contender per bundle, temperature and method. opened: what the models are on. Raises RequestError for
+    a required method that a bundle cannot run."""
 
     def serves(model: EagleModel, method: str) -> bool:
         try:
@@ -193,10 +197,11 @@ def _our_contenders(
         return True
 
     names = bundle_names([bundle for bundle, _ in plan.bundles])
-    for model, name, (_, must) in zip(models, names, plan.bundles, strict=True):
+    for model, bundle, name, (_, must) in zip(models, opened, names, plan.bundles, strict=True):
         methods = [*must, *(method for method in plan.wanted if method not in must and serves(model, method))]
+        plain = without_datastore(bundle) if DATASTORE in methods else None
         for contender in bundle_contenders(
-            model, name, methods, plan.temperatures, plan.seed, plan.pytorch is not None, recorder
+            model, name, methods, plan.temperatures, plan.seed, plan.pytorch is not None, recorder, plain
         ):
             contender.check(asked, plan.max_new_tokens)
             yield contender

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from eagle_runtime import EagleModel
-from eagle_runtime.app.eagle_model import Prompt
+from eagle_runtime.app.turns import Prompt
 from eagle_runtime.core.generate import Cycle
 from eagle_tools.bench.peers import PeerContender
 from eagle_tools.bench.rows import Asked

@@ -1,0 +1,23 @@
+"""What a loaded model is made of, for tests that look inside."""
+
+from __future__ import annotations
+
+from eagle_runtime import EagleModel
+from eagle_runtime.app.turns import Turns
+from eagle_runtime.core.session import Session
+from eagle_runtime.opening.opened import OpenBundle
+
+
+def turns_of(model: EagleModel) -> Turns:
+    """What makes the model's turns; its `bundle` may be replaced."""
+    return model._turns
+
+
+def bundle_in(model: EagleModel) -> OpenBundle:
+    """The opened bundle."""
+    return turns_of(model).bundle
+
+
+def sessions_of(model: EagleModel) -> tuple[Session, ...]:
+    """The session of the target and, if there is one, of the head. Raises ClosedError."""
+    return turns_of(model).engines.sessions
