@@ -34,7 +34,7 @@ from eagle_export.bundle import export
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.base.errors import RequestError
-from eagle_runtime.commands.command import Parser
+from eagle_runtime.commands.command import Listed, Parser
 from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, TreeShape, chain
 from eagle_tools.markdown import markdown_table
@@ -208,8 +208,10 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("work", type=Path, metavar="WORK", help="folder with the target's answers")
     parser.add_argument("--pair", type=Path, default=Path("tools/demo_pair"), help="default: %(default)s")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="default: the pair's heldout.jsonl")
-    parser.add_argument("--only", nargs="+", metavar="HEAD", help="rows of the table, by the name of their head")
-    parser.add_argument("--precisions", nargs="+", default=PRECISIONS, choices=PRECISIONS, help="default: all")
+    parser.add_argument("--only", action=Listed, metavar="A,B", help="rows of the table, by the name of their head")
+    parser.add_argument(
+        "--precisions", action=Listed, among=PRECISIONS, default=PRECISIONS, metavar="A,B", help="default: all"
+    )
     parser.add_argument("--minutes", type=float, default=20, metavar="M", help="of training per head (default 20)")
     parser.add_argument("--steps", type=int, metavar="N", help="of training per head, instead of minutes")
     parser.add_argument("--kv-heads", type=int, metavar="N", help="of the heads (default: as the target's)")

@@ -150,7 +150,9 @@ def changed(module: str, name: str, factor: float) -> Iterator[None]:
 def add_options(parser: Parser) -> None:
     """What is measured."""
     parser.add_argument("bundle", type=Path, help="with an autoregressive head")
-    parser.add_argument("--prompts", type=Path, nargs="+", required=True, metavar="FILE", help="question files")
+    parser.add_argument(
+        "--prompts", type=Path, action="append", required=True, metavar="FILE", help="question file; may be repeated"
+    )
     parser.add_argument("--count", type=int, metavar="N", help="take the first N questions of each (default: all)")
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N", help="of an answer (default 96)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of a forward pass (default 1)")

@@ -1,6 +1,6 @@
 """What long contexts cost: decoding with and without drafts after prompts of several lengths, bundle against bundle.
 
-    python -m studies contexts BUNDLE... --prompts FILE.jsonl --contexts 128 3000 8000
+    python -m studies contexts BUNDLE... --prompts FILE.jsonl --contexts 128,3000,8000
 
 prints one table. A prompt is the text of all questions in a row, as often as its length takes. Bundles take turns, so
 that a machine that slows down meanwhile slows them all; times are medians over the rounds. The cache's size is that of
@@ -19,7 +19,7 @@ import numpy as np
 
 from eagle_runtime import EagleModel, SamplingParams, Usage
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.commands.command import Parser
+from eagle_runtime.commands.command import Listed, Parser
 from eagle_tools.markdown import markdown_table
 from eagle_tools.questions import read_questions
 from studies.harness import positive
@@ -84,7 +84,9 @@ def add_options(parser: Parser) -> None:
     """What the table is made of."""
     parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="folders written by eagle-export, of one target")
     parser.add_argument("--prompts", required=True, type=Path, metavar="FILE", help='JSONL with "turns" per line')
-    parser.add_argument("--contexts", type=int, nargs="+", default=[128, 3000], metavar="N", help="tokens of prompts")
+    parser.add_argument(
+        "--contexts", action=Listed, of=int, default=[128, 3000], metavar="N,N", help="tokens of prompts"
+    )
     parser.add_argument("--rounds", type=int, default=4, metavar="N", help="the first is not counted")
     parser.add_argument("--max-new-tokens", type=int, default=32, metavar="N")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a forward pass (default: physical cores)")

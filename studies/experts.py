@@ -2,7 +2,7 @@
 experts computed for the rows that are routed to them, and with the native operators, where a layer's experts are one
 step.
 
-    python -m studies experts --shape olmoe --layers 2 --precision fp32 int8 int4 --rows 1 8 32
+    python -m studies experts --shape olmoe --layers 2 --precision fp32,int8,int4 --rows 1,8,32
 
 The model has the widths of a published one and random weights, a few layers and a small vocabulary. The forms are
 written to a temporary folder and take turns; the time is the median. Random rows choose experts evenly, which is the
@@ -31,7 +31,7 @@ from eagle_export.recipes.native import both_forms
 from eagle_export.recipes.plan import CPU, plan
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.base.tree import Tree
-from eagle_runtime.commands.command import Parser
+from eagle_runtime.commands.command import Listed, Parser
 from eagle_runtime.core.target import Target
 from eagle_runtime.ort.operators import native_operators
 from eagle_runtime.ort.session import OrtSession
@@ -167,8 +167,10 @@ def add_options(parser: Parser) -> None:
     """What is timed."""
     parser.add_argument("--shape", choices=SHAPES, default="olmoe", help="whose widths the model has (default olmoe)")
     parser.add_argument("--layers", type=int, default=2, metavar="N", help="layers of the model (default 2)")
-    parser.add_argument("--precision", nargs="+", choices=list(CPU), default=["fp32", "int8", "int4"], metavar="P")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="rows of a forward pass")
+    parser.add_argument("--precision", action=Listed, among=list(CPU), default=["fp32", "int8", "int4"], metavar="P,P")
+    parser.add_argument(
+        "--rows", action=Listed, of=int, default=[1, 8, 32], metavar="N,N", help="rows of a forward pass"
+    )
     parser.add_argument("--runs", type=int, default=15, metavar="N", help="runs of each form (default 15)")
     parser.add_argument("--threads", type=int, default=2, metavar="N", help="default 2")
     parser.add_argument("--scratch", type=Path, metavar="FOLDER", help="for the models, which take some GB")

@@ -24,7 +24,7 @@ from eagle_export.graphs.pair import open_pair
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.base.errors import RequestError
-from eagle_runtime.commands.command import Parser
+from eagle_runtime.commands.command import Listed, Parser
 from eagle_tools.markdown import markdown_table
 from eagle_train.cli import main as eagle_train
 from studies.harness import add_prompts, prompts_of
@@ -50,7 +50,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("heads", type=Path, nargs="+", help="folders of its heads, one of each kind at most")
     parser.add_argument("--learn-from", type=Path, required=True, metavar="FILE", help="JSONL of prompts")
     add_prompts(parser)
-    parser.add_argument("-p", "--precisions", nargs="+", default=["int8", "int4"], metavar="PRECISION")
+    parser.add_argument("-p", "--precisions", action=Listed, default=["int8", "int4"], metavar="A,B")
     parser.add_argument("--steps", type=int, default=400, help="of 8 answers (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=5e-4, help="peak rate (default: %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=160, help="of an answer (default: %(default)s)")

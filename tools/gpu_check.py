@@ -1,7 +1,7 @@
 """Checks eagle-edge on a machine with an NVIDIA GPU: runs the tests that need one, the certificates on every backend,
 and the bench against PyTorch. tools/gpu_check.sh sets up the machine and calls it.
 
-    python tools/gpu_check.py OUT [--pairs demo grown] [--count N]
+    python tools/gpu_check.py OUT [--pairs demo,grown] [--count N]
 
 Every step is a process, whose output goes to OUT/<step>.log. When a step fails, the steps that need its output are left
 out, and the others run. OUT/report.md names the hardware and contains all tables.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_export.tensorrt.precision import LEAST_FOR_FP8
-from eagle_runtime.commands.command import Parser, run_command
+from eagle_runtime.commands.command import Listed, Parser, run_command
 from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
 from eagle_tools.engines import find_engines
 
@@ -204,7 +204,9 @@ def _checks(log: Path) -> list[str]:
 def _parser() -> Parser:
     parser = Parser(prog="gpu_check", description="Check eagle-edge on this machine's NVIDIA GPU.")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for the report; it exists")
-    parser.add_argument("--pairs", nargs="+", choices=["demo", "grown"], default=["demo", "grown"])
+    parser.add_argument(
+        "--pairs", action=Listed, among=("demo", "grown"), default=["demo", "grown"], metavar="A,B", help="default: all"
+    )
     parser.add_argument("--count", type=int, default=16, metavar="N", help="prompts of a bench (default 16)")
     return parser
 

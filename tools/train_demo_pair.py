@@ -38,6 +38,7 @@ from eagle_export.bundle import export
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import EagleError
+from eagle_runtime.commands.command import Listed
 from eagle_tools.questions import read_questions
 from small_llama import CONFIG, TrainError, log, machine, train_target
 
@@ -82,7 +83,9 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("target", "heads"):
         parsers[name].add_argument("--minutes", type=float, default=60, help="training time, all runs together")
     parsers["heads"].add_argument("--init", type=Path, metavar="PAIR", help="go on from the heads of an earlier pair")
-    parsers["heads"].add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="default: both")
+    parsers["heads"].add_argument(
+        "--kinds", action=Listed, among=KINDS, default=KINDS, metavar="A,B", help="default: both"
+    )
     parsers["target"].add_argument("--workers", type=int, default=os.cpu_count(), help="processes, one core each")
     args = parser.parse_args(argv)
     try:

@@ -181,8 +181,12 @@ def _parser() -> Parser:
     parser.add_argument("--kv-budget", type=size, metavar="2GB", help="memory for keys and values of all texts")
     guard = parser.add_argument_group("security, log")
     guard.add_argument("--api-key-file", metavar="F", help=f"with the key of requests (default: ${KEY})")
-    guard.add_argument("--allowed-hosts", action=Listed, default=[], metavar="A,B", help="more names of this server")
-    guard.add_argument("--allowed-origins", action=Listed, default=[], metavar="A,B", help="web sites that may call it")
+    guard.add_argument(
+        "--allowed-hosts", action=Listed, nargs="+", default=[], metavar="A,B", help="more names of this server"
+    )
+    guard.add_argument(
+        "--allowed-origins", action=Listed, nargs="+", default=[], metavar="A,B", help="web sites that may call it"
+    )
     guard.add_argument("--log-json", action="store_true", help="log one JSON object per line")
     guard.add_argument("--log-content", action="store_true", help="log prompts too")
     return parser

@@ -20,7 +20,7 @@ def lines(served_bundle: Path, capsys: pytest.CaptureFixture[str], *options: str
 
 
 def test_answers_are_compared_with_vanilla(served_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = lines(served_bundle, capsys, "--only", "conversation", "template", "--tokens", "4")
+    said = lines(served_bundle, capsys, "--only", "conversation,template", "--tokens", "4")
     assert any("file of" in line and "the next turn is equal" in line for line in said)
     assert any("a tool's result" in line and "tools are not known" in line for line in said)
 
@@ -35,7 +35,7 @@ def test_an_answer_that_differs_fails(served_model: EagleModel) -> None:
 
 @pytest.mark.slow
 def test_all_steps(served_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = lines(served_bundle, capsys, "--only", "identity", "constraints", "long", "worker")
+    said = lines(served_bundle, capsys, "--only", "identity,constraints,long,worker")
     assert sum(": 6 answers equal, 0 ties" in line for line in said) == 6
     assert any("a longer one is refused" in line for line in said)
     assert any("loaded as resident" in line for line in said)

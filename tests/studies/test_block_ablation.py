@@ -43,7 +43,7 @@ def test_heads_are_trained_exported_and_measured(
     work.mkdir()
     (work / "greedy.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in prompts), "utf-8")
     arguments = [str(work), "--pair", str(PAIR), "--steps", "2", "--threads", "1", "--count", "1"]
-    arguments += ["--max-new-tokens", "12", "--precisions", *precisions]
+    arguments += ["--max-new-tokens", "12", "--precisions", ",".join(precisions)]
     training = ["--", "--batch-size", "2", "--draft-vocab", "512"]
     assert main(["block_ablation", *arguments, "--only", "eagle3.1"]) == 2
     assert "not a head of the table" in capsys.readouterr().err

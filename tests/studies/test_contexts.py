@@ -23,7 +23,7 @@ def test_bundles_are_compared_at_each_context(
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"turns": ["one two", "three"]}) + "\n")
     words = [*map(str, bundles), "--prompts", str(prompts), "--rounds", "2", "--max-new-tokens", "4"]
-    assert main(["contexts", *words, "--contexts", "5", "90"]) == 0
+    assert main(["contexts", *words, "--contexts", "5,90"]) == 0
     rows = [line.strip("|").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
     assert [(row[0].strip(), row[1], row[2]) for row in rows] == [
         (context, bundle, method)

@@ -17,7 +17,7 @@ def test_both_forms_are_measured(
     heads |= {"num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2}
     wide = experts.SHAPES[shape]
     monkeypatch.setitem(experts.SHAPES, shape, {key: (small | heads).get(key, value) for key, value in wide.items()})
-    options = ["--layers", "1", "--rows", "1", "3", "--runs", "2", "--precision", "int8"]
+    options = ["--layers", "1", "--rows", "1,3", "--runs", "2", "--precision", "int8"]
     assert main(["experts", "--shape", shape, *options]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4 and lines[2].startswith("| int8 | 1 | 2.0 of 5 |")

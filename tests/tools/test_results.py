@@ -276,7 +276,7 @@ def test_wrong_input_is_refused_before_the_work(tmp_path: Path, capsys: pytest.C
     for argv, says in (
         (["--count", "0"], "must be 1 or more"),
         (["-o", str(tmp_path / "none" / "x.md")], "none does not exist"),
-        (["--pairs", "big"], "invalid choice"),
+        (["--pairs", "big"], "'big' is not one of smollm2, "),
         (["--prompts", str(tmp_path / "none.jsonl"), "-o", str(tmp_path / "x.md")], "none.jsonl"),
         (["--work", str(GOLDEN / "byte_tokenizer.json" / "x"), "-o", str(tmp_path / "x.md")], "cannot be made"),
     ):

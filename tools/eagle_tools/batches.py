@@ -21,7 +21,7 @@ from pathlib import Path
 
 from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import RequestError
-from eagle_runtime.commands.command import Parser, run_command
+from eagle_runtime.commands.command import Listed, Parser, run_command
 from eagle_runtime.machine.user_cache import cache_folder
 from eagle_tools.bench.machine import describe, physical_cores
 from eagle_tools.markdown import markdown_table
@@ -228,10 +228,6 @@ def _prompt(model: EagleModel, question: str) -> list[int]:
     return model.text.encode([{"role": "user", "content": question}] if model.text.chat else question)
 
 
-def _widths(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
 def _parser() -> Parser:
     parser = Parser(prog="python -m eagle_tools.batches", description="Times several answers at once.")
     parser.add_argument("bundle", type=Path, nargs="+", metavar="BUNDLE")
@@ -244,7 +240,9 @@ def _parser() -> Parser:
         "--most-prompt", type=int, default=256, metavar="N", help="tokens of a prompt that are kept (256)"
     )
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="of each answer (default 64)")
-    parser.add_argument("--widths", type=_widths, default=(1, 2, 4, 8), metavar="A,B", help="answers at once: 1,2,4,8")
+    parser.add_argument(
+        "--widths", action=Listed, of=int, default=[1, 2, 4, 8], metavar="1,2,4", help="answers at once"
+    )
     parser.add_argument("--backend", default="auto", help="as of eagle-bench")
     parser.add_argument(
         "--threads", type=int, metavar="N", help="of a forward pass, all systems alike (default: cores)"

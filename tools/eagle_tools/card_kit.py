@@ -21,7 +21,7 @@ from eagle_calib.replay import forced_logits, golden_prompts
 from eagle_runtime import EagleModel, SamplingParams
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.base.files import file_sha256
-from eagle_runtime.commands.command import Parser, run_command
+from eagle_runtime.commands.command import Listed, Parser, run_command
 from eagle_tools.card.check import BACKEND, CONTEXT
 from eagle_tools.card.kit import KIT, REQUIREMENTS, VERSION, Kit, Reference, write_references
 
@@ -119,7 +119,9 @@ def _parser() -> Parser:
     parser.add_argument("--archive", type=Path, metavar="FILE", help="also pack it into FILE.tar.xz")
     parser.add_argument("--target", type=Path, default=PAIR / "target", metavar="T", help="default: the demo pair's")
     parser.add_argument("--draft", type=Path, default=PAIR / HEAD, metavar="D", help="default: the demo pair's EAGLE-3")
-    parser.add_argument("--precision", nargs="+", default=list(PRECISIONS), choices=PRECISIONS, help="default: all")
+    parser.add_argument(
+        "--precision", action=Listed, among=PRECISIONS, default=list(PRECISIONS), metavar="A,B", help="default: all"
+    )
     return parser
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from eagle_runtime.base.backend_names import NATIVE
 from eagle_runtime.base.tree import Tree
-from eagle_runtime.commands.command import Parser, run_command
+from eagle_runtime.commands.command import Listed, Parser, run_command
 from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.head import Head, Scratch
 from eagle_runtime.opening.hub_bundle import bundle_folder
@@ -91,16 +91,12 @@ def _passes(one: Callable[[], object]) -> Iterator[float]:
         yield time.thread_time() - started
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
 def _parser() -> Parser:
     says = "Times passes with and without native kernels."
     parser = Parser(prog="python -m eagle_tools.native_passes", description=says)
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
-    parser.add_argument("--contexts", type=_numbers, default=(128,), help="committed tokens, such as 128,1024")
-    parser.add_argument("--rows", type=_numbers, default=(1, 4, 8, 16), help="rows of a pass, such as 1,4,8,16")
+    parser.add_argument("--contexts", action=Listed, of=int, default=[128], metavar="128,1024", help="committed tokens")
+    parser.add_argument("--rows", action=Listed, of=int, default=[1, 4, 8, 16], metavar="1,4,8", help="of a pass")
     return parser
 
 

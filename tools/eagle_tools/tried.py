@@ -1,6 +1,6 @@
 """Tries on a bundle of a published model what the tests try on the small pair, and prints a line for each step.
 
-    python -m eagle_tools.tried BUNDLE [--draft BUNDLE] [--only STEP ...]
+    python -m eagle_tools.tried BUNDLE [--draft BUNDLE] [--only STEP,STEP]
 
 BUNDLE is a target alone, as eagle-export writes it; --draft a second one of the same vocabulary. The steps:
 
@@ -31,7 +31,7 @@ from typing import Any
 
 from eagle_runtime import Constraint, ContextError, EagleModel, Result, TemplateError
 from eagle_runtime.base.errors import RequestError
-from eagle_runtime.commands.command import Parser, run_command
+from eagle_runtime.commands.command import Listed, Parser, run_command
 from eagle_runtime.drafting.methods import ALONE
 from eagle_tools.ties import is_tie
 from eagle_tools.tried_worker import is_exact, worker
@@ -317,7 +317,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a target alone")
     parser.add_argument("--draft", type=Path, metavar="BUNDLE", help="drafts for it with method draft-model")
-    parser.add_argument("--only", nargs="+", choices=list(STEPS), metavar="STEP", help=f"of {', '.join(STEPS)}")
+    parser.add_argument("--only", action=Listed, among=list(STEPS), metavar="A,B", help=f"of {', '.join(STEPS)}")
     parser.add_argument("--context", type=int, metavar="N", help="tokens (default: the model's, at most 4096)")
     parser.add_argument("--threads", type=int, metavar="N", help="of a forward pass (default: physical cores)")
     parser.add_argument("--tokens", type=int, default=32, metavar="N", help="of an answer (default 32)")

@@ -92,6 +92,7 @@ class _Options:
         default = self._defaults[option.lstrip("-").replace("-", "_")]
         if default not in (None, ()) and "action" not in settings:
             meaning += " (default %(default)s)"
+        default = list(default) if isinstance(default, tuple) else default  # which "extend" copies
         self._group.add_argument(option, default=default, help=meaning.lstrip(), **settings)
 
 
@@ -131,14 +132,20 @@ def _add_training(parser: argparse.ArgumentParser) -> tuple[_Options, _Options]:
     parser.set_defaults(run=_head)
     parser.add_argument("target", type=Path, metavar="TARGET", help=TARGET_HELP)
     parser.add_argument(
-        "--data", type=Path, required=True, nargs="+", metavar="FILE", help="JSONL rows, text, or folders of them"
+        "--data",
+        type=Path,
+        required=True,
+        action="extend",
+        nargs="+",
+        metavar="FILE",
+        help="JSONL rows, text, or a folder of them; may be repeated",
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="HEAD", help="folder to write")
     job = _Options(parser, TrainingJob)
     parser.add_argument(
         "--glob", dest="pattern", default=ALL_FILES, metavar="PATTERN", help="which files of a folder, as in **/*.py"
     )
-    job.add("--eval-data", "held-out text to measure on", type=Path, nargs="+", metavar="FILE")
+    job.add("--eval-data", "held-out text to measure on", type=Path, action="extend", nargs="+", metavar="FILE")
     job.add("--cache", "keep the target's features there: large, but saves its passes", type=Path, metavar="DIR")
     job.add("--init", "a trained head to continue from, such as the base model's", type=Path, metavar="HEAD")
     job.add("--resume", "continue from HEAD's checkpoint", action="store_true")

@@ -338,6 +338,7 @@ def _add_engines(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compute-capability",
         action=Listed,
+        nargs="+",
         metavar="X.Y,X.Y",
         help="GPUs to build for with tensorrt-rtx, which needs none of them here (default 8.6,8.9,12.0; fp8: 8.9,12.0)",
     )

@@ -16,6 +16,7 @@ from eagle_runtime.app.result import Result
 from eagle_runtime.base.backend_names import AUTO
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import (
+    Listed,
     LoadingLine,
     Parser,
     add_model_options,
@@ -201,13 +202,6 @@ def _trace_errors(path: str) -> Iterator[None]:
         raise RequestError(f"trace file {path} cannot be written ({error.strerror})") from None
 
 
-def _ids(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of ids like 1,2,3") from None
-
-
 def _bias(text: str) -> tuple[int, float]:
     token, _, value = text.partition("=")
     try:
@@ -223,7 +217,7 @@ def _parser() -> Parser:
     source.add_argument("--prompt", metavar="TEXT", help="text that the model continues")
     source.add_argument("--message", metavar="TEXT", help="what the user says, for the bundle's chat template")
     source.add_argument("--messages", metavar="F", help='JSON file: a list of {"role": ..., "content": ...}')
-    source.add_argument("--prompt-ids", type=_ids, metavar="1,2,3", help="token ids")
+    source.add_argument("--prompt-ids", action=Listed, of=int, metavar="1,2,3", help="token ids")
     source.add_argument("--prompt-file", metavar="F", help="UTF-8 text file that the model continues")
     parser.add_argument("--system", metavar="TEXT", help="system message before --message")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="of the answer (default 256)")
@@ -232,7 +226,9 @@ def _parser() -> Parser:
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="the answer ends before it; may be repeated"
     )
-    parser.add_argument("--stop-token-ids", type=_ids, default=[], metavar="1,2", help="more tokens that end the text")
+    parser.add_argument(
+        "--stop-token-ids", action=Listed, of=int, default=[], metavar="1,2", help="more that end the text"
+    )
     parser.add_argument("--trace", metavar="FILE", help="write one JSON line per cycle")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.add_argument(

@@ -57,20 +57,30 @@ class Parser(argparse.ArgumentParser):
 
 
 class Listed(argparse.Action):
-    """A list with commas, as in A,B; separate arguments are taken too. of: makes an item of its text, or raises
-    ValueError."""
+    """A list with commas, as in A,B. of: makes an item of its text, or raises ValueError. among: the items there are.
+    With nargs="+" separate arguments are taken too, as they once were."""
 
     def __init__(
-        self, option_strings: Sequence[str], dest: str, of: Callable[[str], Any] = str, **settings: Any
+        self,
+        option_strings: Sequence[str],
+        dest: str,
+        of: Callable[[str], Any] = str,
+        among: Sequence[Any] = (),
+        **settings: Any,
     ) -> None:
-        super().__init__(option_strings, dest, nargs="+", **settings)
-        self._of = of
+        super().__init__(option_strings, dest, **settings)
+        self._of, self._among = of, among
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: object, values: Any, *_: object) -> None:
+        texts, name = [values] if isinstance(values, str) else values, self.option_strings[0]
         try:
-            setattr(namespace, self.dest, [self._of(item) for value in values for item in value.split(",")])
+            items = [self._of(item) for text in texts for item in text.split(",")]
         except ValueError:
-            parser.error(f"argument {self.option_strings[0]}: {' '.join(values)!r} is not a list like {self.metavar}")
+            parser.error(f"argument {name}: {' '.join(texts)!r} is not a list like {self.metavar}")
+        if unknown := [item for item in items if self._among and item not in self._among]:
+            known = ", ".join(map(str, self._among))
+            parser.error(f"argument {name}: {unknown[0]!r} is not one of {known}; give a list with commas")
+        setattr(namespace, self.dest, items)
 
 
 class _Version(argparse.Action):

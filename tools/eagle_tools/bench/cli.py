@@ -19,7 +19,7 @@ from eagle_tools.peers.engine import FORMATS, Format, formats_of
 if TYPE_CHECKING:
     from eagle_tools.bench.seeds import SeedsTable
 
-MODES = "eager,compiled,prompt-lookup"
+MODES = ("eager", "compiled", "prompt-lookup")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -152,7 +152,7 @@ def _methods(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]
     from eagle_runtime.drafting.methods import NAMES, TREES
     from eagle_tools.bench.methods import VANILLA, offered, sweep
 
-    must = tuple(args.methods.split(",")) if args.methods is not None else (VANILLA,)
+    must = tuple(args.methods) if args.methods is not None else (VANILLA,)
     wanted: list[str] = []
     if args.methods is None and not (args.trees or args.sweep or args.table):
         wanted += [name for name in offered() if name in NAMES]
@@ -172,9 +172,8 @@ def _table(args: argparse.Namespace) -> SeedsTable:
 
 
 def _modes(args: argparse.Namespace, with_peers: bool) -> tuple[str, ...]:
-    usual = "eager" if with_peers else MODES
-    modes = args.pytorch_methods or usual + (",assisted" if args.assistant else "")
-    return tuple(modes.split(","))
+    usual = ("eager",) if with_peers else MODES
+    return tuple(args.pytorch_methods or (*usual, *(("assisted",) if args.assistant else ())))
 
 
 def _peers(args: argparse.Namespace) -> tuple[Format, ...]:
@@ -200,10 +199,18 @@ def _parser() -> Parser:
     parser.add_argument("--count", type=int, metavar="N", help="take the first N questions of each set (default: all)")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="per prompt (default 128)")
     parser.add_argument(
-        "--methods", metavar="A,B", help="vanilla, eagle, dynamic, 32/4/8, ... (default: all that need no tree named)"
+        "--methods",
+        action=Listed,
+        metavar="A,B",
+        help="vanilla, eagle, dynamic, 32/4/8, ... (default: all that need no tree named)",
     )
     parser.add_argument(
-        "--temperature", action=Listed, of=float, metavar="T,T", help="default 0; with --trees, --table 0 and 1"
+        "--temperature",
+        action=Listed,
+        nargs="+",
+        of=float,
+        metavar="T,T",
+        help="default 0; with --trees, --table 0 and 1",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random numbers (default 0)")
     parser.add_argument("--trees", action="store_true", help="add all tree kinds")
@@ -223,11 +230,13 @@ def _parser() -> Parser:
     engine.add_argument("--datastore", type=Path, metavar="FILE", help="text that is searched for n-gram matches too")
     pytorch = parser.add_argument_group("comparison with PyTorch")
     pytorch.add_argument("--vs-pytorch", type=Path, metavar="TARGET", help="Hugging Face folder of the same target")
-    pytorch.add_argument("--pytorch-methods", metavar="A,B", help=f"default {MODES}")
+    pytorch.add_argument("--pytorch-methods", action=Listed, metavar="A,B", help=f"default {','.join(MODES)}")
     pytorch.add_argument("--assistant", type=Path, metavar="FOLDER", help="small model for PyTorch's assisted mode")
     peers = parser.add_argument_group("comparison with other engines", "of the weights in --vs-pytorch's folder")
     peers.add_argument("--peers", action="store_true", help="run those that are here, in all formats and modes")
-    peers.add_argument("--peer-formats", metavar="A,B", help="only these, as in llama.cpp/q4_0,onnxruntime-genai/int4")
+    peers.add_argument(
+        "--peer-formats", action=Listed, metavar="A,B", help="only these, as in llama.cpp/q4_0,onnxruntime-genai/int4"
+    )
     peers.add_argument("--peer-rows", action="store_true", help="time forward passes of 1 to 32 rows too, of all")
     peers.add_argument("--peer-folder", type=Path, metavar="F", help="keep converted weights there (default: a cache)")
     output = parser.add_argument_group("output")

@@ -81,11 +81,11 @@ def format_of(name: str) -> Format:
     raise RequestError(f"peer {name!r} is unknown; there is {', '.join(map(str, ALL_FORMATS))}")
 
 
-def formats_of(names: str | None, usual: Sequence[Format], command: str) -> tuple[Format, ...]:
-    """Returns the formats that a command compares: those of `names`, with commas, or the usual ones that are installed;
+def formats_of(names: Sequence[str] | None, usual: Sequence[Format], command: str) -> tuple[Format, ...]:
+    """Returns the formats that a command compares: those of `names`, or the usual ones that are installed;
     those left out are said on stderr. Raises RequestError for an unknown name."""
     if names is not None:
-        return tuple(dict.fromkeys(format_of(name) for name in names.split(",")))
+        return tuple(dict.fromkeys(format_of(name) for name in names))
     return installed_formats(usual, lambda line: print(f"{command}: {line}", file=sys.stderr))
 
 

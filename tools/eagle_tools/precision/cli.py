@@ -14,7 +14,7 @@ from pathlib import Path
 from eagle_calib.texts import read_windows
 from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import RequestError
-from eagle_runtime.commands.command import Parser, run_command
+from eagle_runtime.commands.command import Listed, Parser, run_command
 from eagle_tools.bench.machine import physical_cores
 from eagle_tools.bench.peers import Peers, check_peers, converted_peers, load_peers, stored_target
 from eagle_tools.bench.rows import precision_name
@@ -174,6 +174,8 @@ def _parser() -> Parser:
     parser.add_argument(
         "--peer-target", type=Path, metavar="TARGET", help="folder of the target, to run in other engines, or GGUF file"
     )
-    parser.add_argument("--peer-formats", metavar="A,B", help="as in llama.cpp/q4_0 (default: all of engines here)")
+    parser.add_argument(
+        "--peer-formats", action=Listed, metavar="A,B", help="as in llama.cpp/q4_0 (default: all of engines here)"
+    )
     parser.add_argument("--peer-folder", type=Path, metavar="F", help="keep converted weights there (default: a cache)")
     return parser

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eagle_runtime.base.errors import RequestError
-from eagle_runtime.commands.command import Parser
+from eagle_runtime.commands.command import Listed, Parser
 from eagle_tools.check_command import run_check
 from eagle_tools.results.pairs import NAMES
 
@@ -79,7 +79,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--work", type=Path, default=ROOT / ".bench", metavar="FOLDER", help="folder of pairs, bundles, rows"
     )
-    parser.add_argument("--pairs", nargs="+", choices=NAMES, default=list(NAMES))
+    parser.add_argument("--pairs", action=Listed, among=NAMES, default=list(NAMES), metavar="A,B", help="default: all")
     parser.add_argument("--only", metavar="TEXT", help="stages with this in their name, like int8 or grown-engines")
     parser.add_argument(
         "--prompts",
