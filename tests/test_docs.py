@@ -214,6 +214,12 @@ def test_links(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
+def test_a_release_of_the_changelog_fits_a_screen() -> None:
+    releases = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    lines = [release.splitlines() for release in releases]
+    assert lines and max(map(len, lines)) <= 60 and max(len(line) for each in lines for line in each) <= 128
+
+
 @pytest.mark.parametrize("page", LINKED, ids=name_of)
 def test_files_that_are_named_exist(page: Path) -> None:
     """Names in `code` of Python files and scripts, and all that begin with a folder of the project."""
