@@ -69,6 +69,7 @@ def frozen() -> FrozenTarget:
 
 def answers(tmp_path: Path, bundle: Path, prompts: list[list[int]], *options: str) -> Path:
     data, out = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    out.unlink(missing_ok=True)  # of an earlier call
     data.write_text("".join(json.dumps({"ids": ids}) + "\n" for ids in prompts), encoding="utf-8")
     arguments = ["generate", str(TARGET), "--target-bundle", str(bundle), "--data", str(data), "-o", str(out)]
     assert main([*arguments, "--max-new-tokens", "24", "--threads", "1", *options]) == 0
