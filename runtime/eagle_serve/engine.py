@@ -131,11 +131,12 @@ class Engine:
         return settings
 
     def ids(self, request: Request) -> list[list[int]]:
-        """Returns the ids of a request's prompts. Raises ApiError."""
+        """Returns the ids of a request's prompts. Raises ApiError, MemoryLimitError."""
         return [ids for ids, _ in self._prompts(request)]
 
     def _prompts(self, request: Request) -> list[tuple[list[int], AnswerForm | None]]:
-        """The ids of a request's prompts, and the form of the answer to a chat. Raises ApiError."""
+        """The ids of a request's prompts, and the form of the answer to a chat. Raises ApiError,
+        MemoryLimitError."""
         try:
             if request.endpoint == "completions":
                 prompts = (one if isinstance(one, str) else list(one) for one in request.prompts)
