@@ -218,7 +218,7 @@ def test_the_model_shows_what_applications_use() -> None:
     facts = {"manifest", "text", "context", "threads", "backend", "passed_over", "notice", "row_check", "head"}
     facts |= {"default_method", "has_twins", "joins_texts"}
     answers = {"generate", "stream", "batch", "grant", "check", "score", "conversation", "load_conversation", "twin"}
-    texts = {"encode", "decode", "count_tokens", "chat_prompt"}
+    texts = {"encode", "decode", "count_tokens", "chat_prompt", "fitting"}
     assert shown == facts | answers | texts | {"load", "close", "costs", "memory", "counters"}
     users = [
         path

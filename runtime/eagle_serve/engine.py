@@ -131,16 +131,15 @@ class Engine:
         return settings
 
     def ids(self, request: Request) -> list[list[int]]:
-        """Returns the ids of a request's prompts. Raises ApiError, MemoryLimitError."""
+        """Returns the ids of a request's prompts. Raises ApiError."""
         return [ids for ids, _ in self._prompts(request)]
 
     def _prompts(self, request: Request) -> list[tuple[list[int], AnswerForm | None]]:
-        """The ids of a request's prompts, and the form of the answer to a chat. Raises ApiError,
-        MemoryLimitError."""
+        """The ids of a request's prompts, and the form of the answer to a chat. Raises ApiError."""
         try:
             if request.endpoint == "completions":
                 prompts = (one if isinstance(one, str) else list(one) for one in request.prompts)
-                return [(self.model.check(prompt), None) for prompt in prompts]
+                return [(self.model.fitting(prompt), None) for prompt in prompts]
             if not self.model.text.chat:
                 reason = "this model has no chat template; send a prompt to /v1/completions"
                 raise ApiError(400, "template_error", reason, "messages")
@@ -151,7 +150,7 @@ class Engine:
                 template_kwargs=request.template_kwargs,
                 tool_format=self._options.tool_format,
             )
-            return [(self.model.check(text.encode_rendered(chat.text)), chat.form)]
+            return [(self.model.fitting(text.encode_rendered(chat.text)), chat.form)]
         except RequestError as error:
             raise error_of(error, "prompt" if request.endpoint == "completions" else "messages", self._bundle) from None
 

@@ -229,6 +229,10 @@ class EagleModel:
         ids, merged = self._asked(prompt, settings)
         return self._turns.alone(ids, merged, streamed=streamed)
 
+    def fitting(self, prompt: Prompt) -> list[int]:
+        """Returns a prompt's ids, if it fits the context; prompt: as for `stream`. Raises RequestError, ContextError."""
+        return self._turns.ids(prompt)
+
     def check(self, prompt: Prompt, **settings: Unpack[Settings]) -> list[int]:
         """Check a request without answering it; returns the ids of its prompt. Raises at once what a turn of `stream`,
         `batch` or a conversation would raise: RequestError, ContextError, MemoryLimitError, ClosedError."""
