@@ -230,7 +230,7 @@ class EagleModel:
         return self._turns.alone(ids, merged, streamed=streamed)
 
     def fitting(self, prompt: Prompt) -> list[int]:
-        """Returns a prompt's ids, if it fits the context; prompt: as for `stream`. Raises RequestError, ContextError."""
+        """Returns the ids of a prompt that fits the context. prompt: as for `stream`. Raises RequestError."""
         return self._turns.ids(prompt)
 
     def check(self, prompt: Prompt, **settings: Unpack[Settings]) -> list[int]:
