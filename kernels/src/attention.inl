@@ -11,17 +11,16 @@ template <int M, class K>
 static inline void score_tile(const float* q, int64_t apart, const K* const* keys, int64_t width, float* out,
                               int64_t stride) {
   V sums[M][4];
-  for (int i = 0; i < M; i++)
-    for (int c = 0; c < 4; c++) sums[i][c] = all(0.f);
+  UNROLLED for (int i = 0; i < M; i++) UNROLLED for (int c = 0; c < 4; c++) sums[i][c] = all(0.f);
   for (int64_t d = 0; d < width; d += 8) {
     V query[M];
-    for (int i = 0; i < M; i++) query[i] = load(q + i * apart + d);
-    for (int c = 0; c < 4; c++) {
+    UNROLLED for (int i = 0; i < M; i++) query[i] = load(q + i * apart + d);
+    UNROLLED for (int c = 0; c < 4; c++) {
       const V key = load(keys[c] + d);
-      for (int i = 0; i < M; i++) sums[i][c] = fma(query[i], key, sums[i][c]);
+      UNROLLED for (int i = 0; i < M; i++) sums[i][c] = fma(query[i], key, sums[i][c]);
     }
   }
-  for (int i = 0; i < M; i++) four_sums(sums[i][0], sums[i][1], sums[i][2], sums[i][3], out + i * stride);
+  UNROLLED for (int i = 0; i < M; i++) four_sums(sums[i][0], sums[i][1], sums[i][2], sums[i][3], out + i * stride);
 }
 
 // Multiplies numbers [rows, LINE] of `count` columns by the columns' scales, if the cache has some; at, which: as in `scores`.
@@ -64,20 +63,19 @@ template <int M, int W, class B>
 static inline void mix_tile(const float* weights, const B* const* values, int64_t apart, const int32_t* which,
                             int64_t count, float* out, int64_t width, bool more) {
   V sums[M][W];
-  for (int i = 0; i < M; i++)
-    for (int w = 0; w < W; w++) sums[i][w] = more ? load(out + i * width + 8 * w) : all(0.f);
+  UNROLLED for (int i = 0; i < M; i++) UNROLLED for (int w = 0; w < W; w++) sums[i][w] =
+      more ? load(out + i * width + 8 * w) : all(0.f);
   for (int64_t c = 0; c < count; c++) {
     const int64_t at = (which ? which[c] : c) * apart;
     V value[W];
-    for (int w = 0; w < W; w++) value[w] = load(values[w] + at);
-    for (int w = 0; w < W; w += 2) __builtin_prefetch(values[w] + at + VALUES_AHEAD * apart);
-    for (int i = 0; i < M; i++) {
+    UNROLLED for (int w = 0; w < W; w++) value[w] = load(values[w] + at);
+    UNROLLED for (int w = 0; w < W; w += 2) __builtin_prefetch(values[w] + at + VALUES_AHEAD * apart);
+    UNROLLED for (int i = 0; i < M; i++) {
       const V weight = all(weights[i * LINE + c]);
-      for (int w = 0; w < W; w++) sums[i][w] = fma(weight, value[w], sums[i][w]);
+      UNROLLED for (int w = 0; w < W; w++) sums[i][w] = fma(weight, value[w], sums[i][w]);
     }
   }
-  for (int i = 0; i < M; i++)
-    for (int w = 0; w < W; w++) store(out + i * width + 8 * w, sums[i][w]);
+  UNROLLED for (int i = 0; i < M; i++) UNROLLED for (int w = 0; w < W; w++) store(out + i * width + 8 * w, sums[i][w]);
 }
 template <int M, class B>
 static void mix_rows(const Attention& job, const float* weights, const B* values, int64_t cut, int64_t piece,
