@@ -11,7 +11,7 @@ from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_train.config import DECAY
-from eagle_train.losses import CROSS_ENTROPY, masked_mean, soft_cross_entropy, total_variation
+from eagle_train.losses import CROSS_ENTROPY, masked_mean, shared, soft_cross_entropy
 from eagle_train.objective import Vocabulary
 from eagle_train.taught import Batch
 from eagle_train.ttt import unroll
@@ -24,7 +24,7 @@ def restricted_teacher(logits: Tensor, kept: Tensor | None) -> Tensor:
 
 def distribution_loss(logits: Tensor, teacher: Tensor) -> Tensor:
     """Returns 0.3 cross-entropy + 0.7 total variation [...] of logits [..., Vd] and probabilities [..., Vd]."""
-    return CROSS_ENTROPY * soft_cross_entropy(logits, teacher) + (1 - CROSS_ENTROPY) * total_variation(logits, teacher)
+    return CROSS_ENTROPY * soft_cross_entropy(logits, teacher) + (1 - CROSS_ENTROPY) * (1 - shared(logits, teacher))
 
 
 def plain_eagle3(

@@ -62,7 +62,7 @@ def new_heads(shape: HeadConfig, target: FrozenTarget) -> HeadsAhead:
 
 def ahead_objective(heads: HeadsAhead, batch: Batch, taught: Taught, tally: Tally) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns the loss, and the cross-entropy of each head."""
-    run, teacher, losses = Matches(batch, tally), _probabilities(batch, taught), []
+    run, teacher, losses = Matches(batch.loss_mask, tally), _probabilities(batch, taught), []
     for depth in range(min(len(heads.heads), batch.ids.shape[1] - 2)):
         counted = batch.counted(depth)
         logits = heads.forced(depth, taught.features, batch.ids).float()
@@ -75,7 +75,7 @@ def ahead_objective(heads: HeadsAhead, batch: Batch, taught: Taught, tally: Tall
 @torch.no_grad()
 def measure_ahead(heads: HeadsAhead, batch: Batch, taught: Taught, tally: Tally) -> None:
     """Count the drafted tokens of a batch that are the target's."""
-    run, teacher = Matches(batch, tally), _probabilities(batch, taught)
+    run, teacher = Matches(batch.loss_mask, tally), _probabilities(batch, taught)
     for depth in range(min(len(heads.heads), batch.ids.shape[1] - 2)):
         logits = heads.forced(depth, taught.features, batch.ids).float()
         right = logits.argmax(-1) == taught.said.best[:, 1 + depth :]

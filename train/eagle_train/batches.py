@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ import torch
 from eagle_train.data import Windows
 from eagle_train.target import FrozenTarget
 from eagle_train.taught import Batch, StateLogits, Taught, likeliest
+
+Number = TypeVar("Number", bound=np.generic)
 
 POOL = 64  # batches of a shuffled epoch whose windows are sorted by length together
 
@@ -42,13 +44,16 @@ class OnlineTeacher:
 def gather(windows: Windows, indices: Sequence[int], device: torch.device) -> Batch:
     """Returns the windows as a batch, padded on the right to the longest."""
     parts = [windows.window(i) for i in indices]
-    longest = max(part.stop - part.start for part in parts)
-    ids = np.zeros((len(parts), longest), np.int64)
-    mask = np.zeros((len(parts), longest), np.bool_)
-    for row, part in enumerate(parts):
-        ids[row, : part.stop - part.start] = windows.ids[part]
-        mask[row, : part.stop - part.start] = windows.mask[part]
-    return Batch(torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device))
+    ids, mask = (torch.from_numpy(padded([of[part] for part in parts])) for of in (windows.ids, windows.mask))
+    return Batch(ids.long().to(device), mask.to(device))
+
+
+def padded(parts: Sequence[npt.NDArray[Number]]) -> npt.NDArray[Number]:
+    """Returns arrays [t, ...] as one [N, T, ...], filled up with zeros to the longest."""
+    rows = np.zeros((len(parts), max(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)
+    for row, part in zip(rows, parts, strict=True):
+        row[: len(part)] = part
+    return rows
 
 
 class Order:

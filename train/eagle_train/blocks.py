@@ -29,7 +29,7 @@ from eagle_train.errors import TrainError
 from eagle_train.linear_loss import linear_loss
 from eagle_train.losses import masked_mean, shared
 from eagle_train.metrics import Tally
-from eagle_train.objective import Vocabulary
+from eagle_train.objective import Matches, Vocabulary
 from eagle_train.rows import taken
 from eagle_train.target import FrozenTarget
 from eagle_train.taught import Batch, Taught
@@ -251,8 +251,6 @@ def measure_block(
 def _tally(counted: Tensor, right: Tensor, tally: Tally, common: Tensor | None = None) -> None:
     """Count the rows [b, A, B]. right: whether the likeliest draft is the target's likeliest token. common: probability
     that head and target have in common."""
-    earlier = torch.ones_like(right[..., 0])
+    run = Matches(counted[..., 0], tally)
     for row in range(right.shape[-1]):
-        of_row = counted[..., row]
-        tally.add(row, right[..., row], earlier, of_row, None if common is None else common[..., row])
-        earlier = earlier & right[..., row] & of_row
+        run.add(row, right[..., row], counted[..., row], None if common is None else common[..., row])

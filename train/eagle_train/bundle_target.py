@@ -32,6 +32,7 @@ from eagle_runtime.core.target import SCORE_CHUNK
 from eagle_runtime.opening.loading import MAX_THREADS, open_bundle
 from eagle_runtime.opening.opened import OpenBundle
 from eagle_train.answering import Request, Requests
+from eagle_train.batches import padded
 from eagle_train.data import Windows
 from eagle_train.errors import TrainError
 from eagle_train.sampling import cut_loop
@@ -88,13 +89,8 @@ class BundleTarget:
 
     def teach(self, windows: Windows, indices: Sequence[int], batch: Batch) -> Taught:
         """Returns features and logits of a batch of windows, zero in the padding."""
-        texts, longest = batch.ids.shape
         rows = [self.read(windows.ids[windows.window(index)].tolist()) for index in indices]
-        arrays = [np.zeros((texts, longest, part.shape[1]), np.float32) for part in rows[0]]
-        for text, parts in enumerate(rows):
-            for array, part in zip(arrays, parts, strict=True):
-                array[text, : len(part)] = part
-        features, logits = (torch.from_numpy(array).to(batch.ids.device) for array in arrays)
+        features, logits = (torch.from_numpy(padded(part)).to(batch.ids.device) for part in zip(*rows, strict=True))
         return Taught(features, WholeLogits(logits))
 
     def fingerprint(self) -> str:

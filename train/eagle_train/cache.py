@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import json
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,9 +27,10 @@ from torch import Tensor
 
 from eagle_calib.folder import claimed
 from eagle_runtime.base.files import replacing
-from eagle_train.batches import gather
+from eagle_train.batches import gather, padded
 from eagle_train.data import Windows
 from eagle_train.errors import TrainError
+from eagle_train.progress import say
 from eagle_train.target import FrozenTarget
 from eagle_train.taught import Batch, StateLogits, Taught, likeliest
 
@@ -72,10 +72,7 @@ class CachedTeacher:
         return state.to(self._target.model.dtype)
 
     def _rows(self, stored: Array, windows: Windows, indices: Sequence[int], batch: Batch) -> Tensor:
-        rows = np.zeros((*batch.ids.shape, stored.shape[1]), stored.dtype)
-        for row, index in enumerate(indices):
-            part = windows.window(index)
-            rows[row, : part.stop - part.start] = stored[part]
+        rows = padded([stored[windows.window(index)] for index in indices])
         return torch.from_numpy(rows).to(batch.ids.device)
 
 
@@ -145,11 +142,7 @@ def _compute(
             saved = now
             _save(place, done | {name: max(start, done.get(name, 0)) for name in files}, files)
             share, rate = start / len(windows), tokens / (now - began)
-            print(
-                f"eagle-train: {share:4.0%} of the windows read by the target, {rate:.0f} tokens/s",
-                file=sys.stderr,
-                flush=True,
-            )
+            say(f"{share:4.0%} of the windows read by the target, {rate:.0f} tokens/s")
 
 
 def _save(place: Path, done: Mapping[str, int], files: Mapping[str, Array]) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from eagle_calib.text_files import text_lines
 from eagle_calib.texts import joined
+from eagle_runtime.base.errors import first_line
 from eagle_train.config import ALL_FILES
 from eagle_train.data_rows import Message, completion_of, is_chat, messages_of, rows_of, tools_of
 from eagle_train.errors import RowError, TrainError
@@ -172,11 +173,6 @@ def load_tokenizer(target: Path, where: str) -> Any:
         return AutoTokenizer.from_pretrained(target, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises bare Exception
         raise TrainError(f"{target}: the tokenizer does not load ({first_line(error)})") from None
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message; its type's name if there is no message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def special_ids(target: Path) -> tuple[int, ...]:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from eagle_calib.text_files import json_lines
+from eagle_runtime.base.errors import first_line
 from eagle_train.config import Sampling
-from eagle_train.data import first_line, ids_of, load_tokenizer
+from eagle_train.data import ids_of, load_tokenizer
 from eagle_train.data_rows import CHATS, Message, messages_of, rows_of
 from eagle_train.errors import TrainError
 

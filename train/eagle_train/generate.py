@@ -25,7 +25,7 @@ from eagle_train.dialogues import Dialogue, Prompts, next_question, user_header
 from eagle_train.errors import TrainError
 from eagle_train.graphed import GraphedSampler
 from eagle_train.partial import PartialFile
-from eagle_train.progress import Progress
+from eagle_train.progress import Progress, say
 from eagle_train.target import FrozenTarget, open_llama
 
 TURNS = 1000  # by which the numbers of two dialogues' answers differ
@@ -57,7 +57,7 @@ def generate_answers(
             raise TrainError(
                 f"{output} exists; choose another name, delete it to begin anew, or give --resume to keep it"
             )
-        progress.say(f"{output} is complete")
+        say(f"{output} is complete")
         return
     try:
         with claimed(output.absolute()) as work, _opened(target, sampling, device, bundle) as sampler:
@@ -71,7 +71,7 @@ def generate_answers(
                     else f"{prompts} holds no prompts; give a JSONL file with one per line"
                 )
             if example:
-                progress.say(f"{len(asked.left_out)} prompts cannot be answered and are left out ({example})")
+                say(f"{len(asked.left_out)} prompts cannot be answered and are left out ({example})")
             with partial.opened(_run_of(target, prompts, sampling, bundle), resume) as done:
                 progress.begin(total, len(done))
                 for dialogue, tokens in Asker(sampler, asked, done).answered():

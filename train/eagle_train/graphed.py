@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from eagle_train.answering import Request, Requests, Row, checked
 from eagle_train.attention import FUSED, gpu_flash_takes
+from eagle_train.batches import padded
 from eagle_train.config import Sampling
 from eagle_train.decoder import Decoder
 from eagle_train.sampling import cut_loop, drawn, loop_start, uniform
@@ -125,12 +126,9 @@ class Places:
     def read(self, rows: Sequence[tuple[int, Row]]) -> None:
         """Reads the prompts of rows but for their last token, which the first step writes from."""
         prompts = [row.request.ids for _, row in rows]
-        longest = max(map(len, prompts))
-        padded = np.zeros((len(rows), longest), np.int64)
-        for number, prompt in enumerate(prompts):
-            padded[number, : len(prompt)] = prompt
         places = torch.tensor([place for place, _ in rows], device=self._device)
-        ids = torch.from_numpy(padded).to(self._device)
+        ids = torch.from_numpy(padded([np.array(prompt, np.int64) for prompt in prompts])).to(self._device)
+        longest = ids.shape[1]
         positions = torch.arange(longest, device=self._device)
 
         def attend(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -255,12 +255,8 @@ def _replacing(path: Path) -> Iterator[Path]:
             with new.open("r+b") as file:  # Windows flushes no file that is open for reading alone
                 os.fsync(file.fileno())
     except (OSError, SafetensorError) as error:  # the latter for a full disk
-        raise _unwritten(path, error) from None
-
-
-def _unwritten(path: Path, error: Exception) -> TrainError:
-    kept = "the one written before is still there" if path.exists() else "no file was left"
-    return TrainError(f"{path} could not be written ({error}); {kept}; free space and resume the run")
+        kept = "the one written before is still there" if path.exists() else "no file was left"
+        raise TrainError(f"{path} could not be written ({error}); {kept}; free space and resume the run") from None
 
 
 def _cut_inputs(head: Eagle1Head, hidden_size: int, inputs: Inputs) -> None:

@@ -27,6 +27,7 @@ CHUNK = {"cpu": 1 << 20}  # logits at a time: on a CPU what its caches hold
 CHUNK_ELSEWHERE = 1 << 27
 LEAST_ROWS = 128  # rows at a time, for products that are worth reading the weights
 Teacher = Callable[[Tensor], Tensor]
+Whole = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,7 @@ def linear_loss(
     row learns. wanted [n]: the draft id of the target's likeliest token. weights [n]: of each row's loss in the
     total."""
     order = teacher_rows.argsort(stable=True)
-    if torch.is_autocast_enabled(hidden.device.type):
-        kind = torch.get_autocast_dtype(hidden.device.type)
-        hidden, lm_head = hidden.to(kind), lm_head.to(kind)
+    hidden, lm_head = _cast(hidden), _cast(lm_head)
     total, each, right = _LinearLoss.apply(  # type: ignore[no-untyped-call]
         taken(hidden, order), lm_head, teacher, teacher_rows[order], wanted[order], weights[order]
     )
@@ -85,7 +84,7 @@ class _LinearLoss(torch.autograd.Function):
                 h, share = hidden[part], weights[part, None]
                 if fused:
                     logits = torch.mm(h, lm_head.T)
-                    losses[part], right[part], pull = _compiled()(teacher(rows), among, logits, wanted[part])
+                    losses[part], right[part], pull = _compiled(whole_loss)(teacher(rows), among, logits, wanted[part])
                 else:
                     p, q, spare = (buffer[: part.stop - start] for buffer in buffers)
                     torch.index_select(teacher(rows), 0, among, out=p)
@@ -150,17 +149,15 @@ def whole_loss(probabilities: Tensor, among: Tensor, logits: Tensor, wanted: Ten
     return CROSS_ENTROPY * cross_entropy + (1 - CROSS_ENTROPY) * variation, right, pull.to(logits.dtype)
 
 
-@lru_cache(maxsize=1)
-def _compiled() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    return cast(Callable[..., tuple[Tensor, Tensor, Tensor]], torch.compile(whole_loss, dynamic=True))
+@lru_cache
+def _compiled(function: Whole) -> Whole:
+    return cast(Whole, torch.compile(function, dynamic=True))
 
 
 def classification(hidden: Tensor, lm_head: Tensor, said: Said, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the mean cross-entropy of hidden states [n, H], through the target's own frozen LM head [V, H], against
     what the target says in rows [n], and whether the likeliest token of each is the target's [n] bool."""
-    if torch.is_autocast_enabled(hidden.device.type):
-        kind = torch.get_autocast_dtype(hidden.device.type)
-        hidden, lm_head = hidden.to(kind), lm_head.to(kind)
+    hidden, lm_head = _cast(hidden), _cast(lm_head)
     loss, right = _Classification.apply(hidden, lm_head, said, rows)  # type: ignore[no-untyped-call]
     return loss, right
 
@@ -176,11 +173,6 @@ def whole_entropy(p: Tensor, logits: Tensor, best: Tensor) -> tuple[Tensor, Tens
     return scale[:, 0].log() - (p * z).sum(-1), right, (e / scale - p).to(logits.dtype)
 
 
-@lru_cache(maxsize=1)
-def _entropy() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    return cast(Callable[..., tuple[Tensor, Tensor, Tensor]], torch.compile(whole_entropy, dynamic=True))
-
-
 class _Classification(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, lm_head: Tensor, said: Said, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -191,7 +183,7 @@ class _Classification(torch.autograd.Function):
             for start in range(0, len(rows), size):
                 part = slice(start, start + size)
                 p, logits = said.probabilities(rows[part], None), torch.mm(hidden[part], lm_head.T)
-                entropies = _entropy() if hidden.device.type == "cuda" else whole_entropy
+                entropies = _compiled(whole_entropy) if hidden.device.type == "cuda" else whole_entropy
                 loss, right[part], pull = entropies(p, logits, best[part])
                 losses.append(loss)
                 pulled[part] = torch.mm(pull, lm_head)
@@ -204,6 +196,12 @@ class _Classification(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (pulled,) = ctx.saved_tensors
         return pulled * gradients[0].to(pulled.dtype), None, None, None
+
+
+def _cast(x: Tensor) -> Tensor:
+    """Returns x in the type of products, under autocast."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 def _rows_at_a_time(hidden: Tensor, width: int) -> int:

@@ -25,8 +25,3 @@ def shared(logits: Tensor, teacher: Tensor) -> Tensor:
     """Returns sum_v min(p, q) [...] of logits [..., V] and probabilities [..., V]: the probability that a token sampled
     from the draft is accepted."""
     return torch.minimum(teacher, logits.softmax(-1)).sum(-1)
-
-
-def total_variation(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Returns 1 - shared [...]: the probability that a token sampled from the draft is rejected."""
-    return 1 - shared(logits, teacher)

@@ -62,7 +62,7 @@ def eagle1_objective(
     regression = regression / max(1, len(rows))
     classified, right = classification(head.lm_head_input(drafted), head.lm_head.weight, taught.said, rows + 1)
     with torch.no_grad():
-        Matches(batch, tally).add(0, _placed(right, counted), counted)
+        Matches(batch.loss_mask, tally).add(0, _placed(right, counted), counted)
     total = regression + config.classification * classified
     return total, {"regression": regression.detach(), "classification": classified.detach()}
 
@@ -109,7 +109,7 @@ def eagle3_objective(
         wanted if kept is None else torch.searchsorted(kept, wanted),
         torch.cat(weights),
     )
-    parts, run = {}, Matches(batch, tally)
+    parts, run = {}, Matches(batch.loss_mask, tally)
     sizes = [len(of_step) for of_step in learned]
     for step, (each, right) in enumerate(
         zip(torch.split(losses.each, sizes), torch.split(losses.right, sizes), strict=True)
@@ -130,7 +130,8 @@ def measure(
     tally: Tally,
 ) -> None:
     """Unroll a head of either kind over a batch without noise, as decoding does, and count the accepted tokens."""
-    kept, best, run = None if vocabulary is None else vocabulary.ids, taught.said.best.flatten(), Matches(batch, tally)
+    kept, best = None if vocabulary is None else vocabulary.ids, taught.said.best.flatten()
+    run = Matches(batch.loss_mask, tally)
     steps, offset = min(config.ttt_steps, batch.ids.shape[1] - 1), token_offset(config.inputs)
     counted = [batch.counted(step) for step in range(steps)]
     learning = [pad(count, (0, 1 + step)) for step, count in enumerate(counted)]
@@ -158,8 +159,9 @@ def measure(
 class Matches:
     """Counts at each step the rows whose proposal is the target's token, and keeps those right at every step so far."""
 
-    def __init__(self, batch: Batch, tally: Tally) -> None:
-        self._tally, self._earlier = tally, torch.ones_like(batch.loss_mask)
+    def __init__(self, rows: Tensor, tally: Tally) -> None:
+        """rows [B, ...] bool: of the shape of all rows of a step."""
+        self._tally, self._earlier = tally, torch.ones_like(rows)
 
     def add(self, step: int, right: Tensor, counted: Tensor, shared: Tensor | None = None) -> None:
         """right, counted [B, rows] bool: whether the likeliest draft is the target's likeliest token, and whether the

@@ -8,6 +8,11 @@ import time
 TERMINAL_S, FILE_S = 1.0, 60.0  # seconds between two reports
 
 
+def say(message: str) -> None:
+    """Report something in a line of its own."""
+    print(f"eagle-train: {message}", file=sys.stderr, flush=True)
+
+
 class Progress:
     """Counts answers and their tokens."""
 
@@ -32,10 +37,6 @@ class Progress:
     def finish(self) -> None:
         """Report for the last time."""
         self._report("\r" if self._terminal else "", "\n")
-
-    def say(self, message: str) -> None:
-        """Report something else."""
-        print(f"eagle-train: {message}", file=sys.stderr, flush=True)
 
     def _report(self, before: str, after: str) -> None:
         rate = self._tokens / max(time.monotonic() - self._start, 1e-9)

@@ -38,7 +38,8 @@ def unroll_rows(
 ) -> Iterator[Tensor]:
     """Yields the head's hidden states [n, Hd] of each step's rows, which must be among those of the step before.
 
-    features [B, T, Hd]: after fc. ids [B, T]. recompute: as for ttt.unroll."""
+    features [B, T, Hd]: after fc. ids [B, T]. recompute: keep no activations inside a step for the backward
+    pass, but compute them again."""
     layer, attention = head.midlayer, head.midlayer.self_attn
     width, length = shape.hidden_size, ids.shape[1]
     weight, bias = _joined(attention)

@@ -23,9 +23,9 @@ from eagle_export.reading.families.family import rope_settings
 from eagle_export.reading.families.generation import generation_of
 from eagle_export.reading.families.registry import family_of
 from eagle_export.reading.texts import read_texts, text_of
+from eagle_runtime.base.errors import first_line
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.manifest import HeadKind
-from eagle_train.data import first_line
 from eagle_train.errors import TrainError
 
 

@@ -54,6 +54,7 @@ from eagle_train.metrics import Acceptance, Tally
 from eagle_train.objective import Vocabulary, eagle1_objective, eagle3_objective
 from eagle_train.output import CHECKPOINT, LOG, WORK, check_output
 from eagle_train.precision import mixed, unhalved
+from eagle_train.progress import say
 from eagle_train.target import FrozenTarget, fingerprint, open_llama
 from eagle_train.taught import Batch, Taught
 
@@ -138,7 +139,7 @@ def _prepare(
                 shutil.rmtree(job.output, ignore_errors=True)
             raise
         if reader.skipped:
-            _say(f"{reader.skipped} rows left out, which cannot be used; the first: {reader.skip_reason}")
+            say(f"{reader.skipped} rows left out, which cannot be used; the first: {reader.skip_reason}")
     processes.wait_for_everyone()
     windows = open_windows(work / "data")
     held_out = open_windows(work / "eval") if job.eval_data else None
@@ -157,7 +158,7 @@ def _prepare(
     covered = coverage(counts, vocabulary)
     run = Run(job, config, target, bundle, shape, given, vocabulary, windows, held_out, processes, clock)
     if processes.is_main_process:
-        _say(
+        say(
             f"{len(windows)} windows, {len(windows.ids)} tokens, {int(windows.mask.sum())} under loss"
             + (f"; draft vocabulary of {size} covers {covered:.2%} of them" if vocabulary is not None else "")
             + (f"; features and logits by {bundle.description}" if bundle is not None else "")
@@ -227,7 +228,7 @@ class Run:
         elif processes.is_main_process:
             self._log.unlink(missing_ok=True)
             if job.resume:
-                _say(f"{self._checkpoint} was not written before the run stopped; starting from the beginning")
+                say(f"{self._checkpoint} was not written before the run stopped; starting from the beginning")
 
     def loop(self) -> Acceptance | None:
         """Train to the end of the budget and save. Returns the acceptance on the held-out data, if given."""
@@ -257,7 +258,7 @@ class Run:
         if saved != self._progress.step or not self._checkpoint.exists():
             self._save(loss if self._progress.step else None)
         if config.inputs == "feature+unshifted":
-            _say(
+            say(
                 "decoding feeds no head with unshifted tokens, so this one is not saved, only measured on held-out data"
             )
         else:
@@ -342,7 +343,7 @@ class Run:
             row["without_transitions"] = free.to_json()
         self.log(row)
         alphas = " ".join(f"{alpha:.3f}" for alpha in acceptance.n_alpha)
-        _say(f"held out: tau {acceptance.tau:.3f}, n-alpha {alphas}")
+        say(f"held out: tau {acceptance.tau:.3f}, n-alpha {alphas}")
         return acceptance
 
     def _tally(self) -> Tally:
@@ -366,7 +367,7 @@ class Run:
         accuracy, alphas = (
             " ".join(f"{x:.2f}" for x in values) for values in (acceptance.accuracy, acceptance.n_alpha)
         )
-        _say(
+        say(
             f"{budget:4.0%} step {step} {elapsed:.0f} s loss {float(loss):.4f} accuracy {accuracy} "
             f"n-alpha {alphas} tau {acceptance.tau:.2f}"
         )
@@ -397,7 +398,3 @@ def _logged_step(row: str) -> int:
 
 def _names(paths: Sequence[Path]) -> str:
     return ", ".join(map(str, paths[:3])) + (" ..." if len(paths) > 3 else "")
-
-
-def _say(line: str) -> None:
-    print(f"eagle-train: {line}", file=sys.stderr, flush=True)

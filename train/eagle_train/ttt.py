@@ -20,7 +20,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
@@ -44,15 +43,12 @@ def unroll(
     features: Tensor,
     ids: Tensor,
     steps: int,
-    *,
     offset: int = 1,
-    recompute: bool = False,
 ) -> Iterator[Tensor]:
     """Yields the head's hidden states [B, R, Hd] of each step.
 
     features [B, T, Hd] (EAGLE-3: after fc), ids [B, T]. offset: the token of row i is t[i + offset + step]; 1 as in
-    decoding, 0 in the ablation with unshifted tokens. recompute: keep no activations inside a step for the backward
-    pass, but compute them again."""
+    decoding, 0 in the ablation with unshifted tokens."""
     batch, rows = ids.shape[0], ids.shape[1] - 1
     mask = ttt_mask(rows, steps, ids.device)
     hidden = features[:, :-1]
@@ -61,11 +57,7 @@ def unroll(
     positions = torch.arange(rows, device=ids.device)[None]
     for step in range(steps):
         tokens = _from(ids, offset + step, rows)
-        step_mask = mask[..., : (step + 1) * rows]
-        if recompute:
-            hidden, new = checkpoint(head, tokens, hidden, positions + step, step_mask, past, use_reentrant=False)
-        else:
-            hidden, new = head(tokens, hidden, positions + step, step_mask, past)
+        hidden, new = head(tokens, hidden, positions + step, mask[..., : (step + 1) * rows], past)
         if step + 1 < steps:
             past = [(torch.cat([k, nk], 1), torch.cat([v, nv], 1)) for (k, v), (nk, nv) in zip(past, new, strict=True)]
         yield hidden
