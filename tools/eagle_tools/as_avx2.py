@@ -15,7 +15,6 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import numpy  # noqa: F401  (detects instruction sets, which processor_features 
 
 from eagle_runtime.base.errors import EagleError
 from eagle_runtime.machine.host import processor_features, processor_name
+from eagle_tools.own_python import run_python
 
 SHOWN = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "amx_bf16")  # Linux's names
 BEYOND = ("avx512f", "avx512_vnni", "avx_vnni")  # with one of these other kernels run than with AVX2 alone
@@ -147,16 +147,8 @@ def _link(source: str, place: str) -> None:
 def _try(folder: Path) -> tuple[str, str]:
     """What PROBE prints with the copy, imported as its users import it."""
     paths = os.pathsep.join([str(folder.resolve()), *(path for path in sys.path if path)])
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-    )
-    if done.returncode:
-        raise EagleError(f"the altered onnxruntime fails: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
-    saturates, origin = done.stdout.split(maxsplit=1)
+    printed = run_python(["-c", PROBE], "the altered onnxruntime fails", {**os.environ, "PYTHONPATH": paths})
+    saturates, origin = printed.split(maxsplit=1)
     return saturates, origin.strip()
 
 

@@ -29,7 +29,7 @@ from eagle_tools.peers.convert import convert
 from eagle_tools.peers.engine import LLAMA_CPP, Format
 from eagle_tools.peers.gguf_tokens import with_tokens
 from eagle_tools.peers.source import open_source
-from eagle_tools.questions import read_sets
+from eagle_tools.questions import prompt_ids, read_sets
 from eagle_tools.served import check_program, eagle_serve, llama_server, served
 
 ROOM = 8  # tokens of a context beyond a prompt and its answer
@@ -197,7 +197,7 @@ def run(args: argparse.Namespace) -> None:
 def _table(args: argparse.Namespace, pair: Pair) -> None:
     threads = args.threads or physical_cores()
     with EagleModel.load(pair.bundle, backend=args.backend, threads=threads, check_hashes="once") as model:
-        prompts = [_prompt(model, one.turns[0])[: args.most_prompt] for one in read_sets(args.prompts, args.count)]
+        prompts = [prompt_ids(model, one.turns[0])[: args.most_prompt] for one in read_sets(args.prompts, args.count)]
         prompts = prompts[: args.total]
         if len(prompts) < max(args.widths):
             raise RequestError(f"there are {len(prompts)} prompts, but a width of {max(args.widths)}; raise --count")
@@ -221,11 +221,6 @@ def _table(args: argparse.Namespace, pair: Pair) -> None:
     print(f"{said}; {', '.join(describe(threads))}\n", flush=True)
     print(markdown_table(["at once", "system", "tokens/s, all", "each", "groups"], rows))
     print(f"answers of ours that differ from those alone: {differ}\n", flush=True)
-
-
-def _prompt(model: EagleModel, question: str) -> list[int]:
-    """The ids of a question, through the chat template if there is one."""
-    return model.text.encode([{"role": "user", "content": question}] if model.text.chat else question)
 
 
 def _parser() -> Parser:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_calib.text_files import json_lines
+from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import RequestError
 
 
@@ -54,6 +55,11 @@ def read_sets(paths: Sequence[Path], count: int | None = None) -> list[Question]
         for name, file in zip(names, files, strict=True)
         for question in read_questions(file, count)
     ]
+
+
+def prompt_ids(model: EagleModel, text: str) -> list[int]:
+    """Returns the ids of a user's text, through the chat template of a bundle that has one."""
+    return model.text.encode([{"role": "user", "content": text}] if model.text.chat else text)
 
 
 def _question(where: str, number: int, row: dict[str, Any]) -> Question:

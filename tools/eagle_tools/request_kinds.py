@@ -8,6 +8,7 @@ import numpy as np
 
 from eagle_runtime import Constraint, EagleModel
 from eagle_runtime.text.tools import ToolUse
+from eagle_tools.questions import prompt_ids
 
 KINDS = ("text", "stop", "schema", "call", "may_call")
 STOPS = ("e", "the", "\n", ". ", "), ")
@@ -77,10 +78,10 @@ def random_kind(model: EagleModel, random: np.random.Generator, most: int) -> tu
     question = QUESTIONS[int(random.integers(len(QUESTIONS)))]
     if kind == "stop":
         stops = random.permutation(STOPS)[: int(random.integers(1, 4))].tolist()
-        return kind, _ids(model, question, most), {"stop": stops}
+        return kind, prompt_ids(model, question)[-most:], {"stop": stops}
     if kind == "schema":
         schema = SCHEMAS[int(random.integers(len(SCHEMAS)))]
-        return kind, _ids(model, question, most), {"constraint": Constraint.json_schema(schema)}
+        return kind, prompt_ids(model, question)[-most:], {"constraint": Constraint.json_schema(schema)}
     tools = [TOOLS[number] for number in random.permutation(len(TOOLS))[: int(random.integers(1, len(TOOLS) + 1))]]
     use = ToolUse.of(tools, "required" if kind == "call" else "auto", bool(random.integers(2)))
     chat = model.chat_prompt([{"role": "user", "content": question}], use)
@@ -88,9 +89,3 @@ def random_kind(model: EagleModel, random: np.random.Generator, most: int) -> tu
     if random.random() < 0.25:  # an answer that is a call or follows a schema
         settings["constraint"] = Constraint.json_schema(SCHEMAS[0])
     return kind, model.text.encode_rendered(chat.text)[-most:], settings
-
-
-def _ids(model: EagleModel, question: str, most: int) -> list[int]:
-    """A question as the model's users would ask it."""
-    text = model.text
-    return text.encode([{"role": "user", "content": question}] if text.chat else question)[-most:]

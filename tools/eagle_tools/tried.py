@@ -33,6 +33,7 @@ from eagle_runtime import Constraint, ContextError, EagleModel, Result, Template
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import Listed, Parser, run_command
 from eagle_runtime.drafting.methods import ALONE
+from eagle_tools.questions import prompt_ids
 from eagle_tools.ties import is_tie
 from eagle_tools.tried_worker import is_exact, worker
 
@@ -99,11 +100,6 @@ def loaded(args: argparse.Namespace, **options: Any) -> EagleModel:
     )
 
 
-def prompt_of(model: EagleModel, question: str) -> list[int]:
-    """A question in the chat template, or as it stands for a model without one."""
-    return model.text.encode([{"role": "user", "content": question}] if model.text.chat else question)
-
-
 def compare(model: EagleModel, prompt: list[int], wanted: Result, got: Result, temperature: float = 0.0) -> bool:
     """Returns whether two answers are equal, and False where they part at a tie of fp32. Raises DiffersError."""
     ours, theirs = got.token_ids, wanted.token_ids
@@ -137,7 +133,7 @@ def identity(args: argparse.Namespace) -> Lines:
 def _identical(args: argparse.Namespace, model: EagleModel, method: str) -> str:
     equal = ties = tokens = passes = 0
     for question in QUESTIONS:
-        prompt = prompt_of(model, question)
+        prompt = prompt_ids(model, question)
         for temperature, seed in ((0.0, 0), (1.0, 11)):
             settings: dict[str, Any] = {"max_new_tokens": args.tokens, "temperature": temperature, "seed": seed}
             wanted = model.generate(prompt, method="vanilla", **settings)
@@ -219,7 +215,7 @@ def constraints(args: argparse.Namespace) -> Lines:
     ]
     with loaded(args) as model:
         for name, constraint, question, valid in asked:
-            prompt = prompt_of(model, question)
+            prompt = prompt_ids(model, question)
             ends, forced, passes, tokens = [], 0, 0, 0
             for temperature, seed in ((0.0, 0), (1.0, 3), (1.0, 4)):
                 settings: dict[str, Any] = {"constraint": constraint, "temperature": temperature, "seed": seed}
@@ -271,10 +267,10 @@ def long(args: argparse.Namespace) -> Lines:
     """A prompt of as many tokens as fit, with a sentence in it that is asked for at its end."""
     with loaded(args) as model:
         room = model.context - 40
-        line = prompt_of(model, "x")
+        line = prompt_ids(model, "x")
         filler = model.text.encode_rendered("The clerk counted the boxes again, and wrote the number in the book. ")
         secret = model.text.encode_rendered("The password is tangerine. ")
-        question = prompt_of(model, "What is the password? The password is")
+        question = prompt_ids(model, "What is the password? The password is")
         ids = (filler * (room // len(filler) + 1))[: room - len(secret) - len(question)]
         ids = [*ids[: len(ids) // 2], *secret, *ids[len(ids) // 2 :], *question]
         started = time.perf_counter()

@@ -12,6 +12,7 @@ from eagle_runtime.base.errors import RequestError
 from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.cost_prior import pass_bytes
 from eagle_runtime.opening.opened import OpenBundle
+from eagle_tools.bench.cycles import decoded
 from eagle_tools.bench.methods import DATASTORE, Settings, settings_of
 from eagle_tools.bench.rows import Asked, Row, Setup, precision_name, row_of
 from eagle_tools.questions import Question
@@ -140,15 +141,6 @@ def _encoded(model: EagleModel, user_turns: Sequence[str], answers: Sequence[str
     return tuple(model.text.encode(messages))
 
 
-def answer_text(model: EagleModel, row: Row) -> str:
-    """Returns the text of a row's tokens, for the next turn's prompt."""
-    decoder = model.text.stream([])
-    assert decoder is not None
-    decoder.feed(row.token_ids)
-    decoder.finish()
-    return decoder.text
-
-
 def interleave(
     contenders: Sequence[Contender],
     model: EagleModel,
@@ -187,6 +179,6 @@ def interleave(
                 on_row(row.setup)
             for run, (place, asked, index) in enumerate(order):
                 if index == 0 and model.text.chat:
-                    answers[place].append(answer_text(model, rows[run]))
+                    answers[place].append(decoded(model.text, rows[run].token_ids))
                 yield asked, rows[run]
             number += 1

@@ -76,6 +76,7 @@ def token_text(text: Text, token: int) -> str:
 
 
 def decoded(text: Text, tokens: tuple[int, ...]) -> str:
+    """Returns the text of tokens; their ids if there is no tokenizer."""
     decoder = text.stream([])
     if decoder is None:
         return " ".join(f"#{token}" for token in tokens)

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib import resources
 from typing import Any
 
 from eagle_tools.bench import charts
 from eagle_tools.bench.methods import SHAPE
-from eagle_tools.bench.summary import (
-    Summary,
-    estimate_text,
-    peak_text,
-    percent,
-    ratio_text,
-    shares_text,
-)
+from eagle_tools.bench.summary import Summary, estimate_text, peak_text, percent, ratio_text, shares_text
 
 TITLES = ("bundle", "precision", "backend", "method", "tok/s", "x vanilla", "x PyTorch", "tau", "first token, ms")
 MORE_TITLES = ("draft / verify / host, %", "peak MB", "roofline")
@@ -32,27 +25,20 @@ def page(summaries: Sequence[Summary], facts: Sequence[str], notes: Sequence[str
         some = [s for s in summaries if s.setup.temperature == temperature]
         without_sizes = [s for s in some if not SHAPE.fullmatch(s.setup.method)]
         body.append(f"<h2>Temperature {temperature:g}</h2>")
-        body.append(
-            _figure(
-                "Tokens per second", "Median over the prompts; whiskers: its 95 % interval.", without_sizes, "speeds"
-            )
-        )
+        words = "Median over the prompts; whiskers: its 95 % interval."
+        body.append(_figure("Tokens per second", words, without_sizes, charts.speed_bars))
         words = "Host: everything that is neither drafting nor verifying. <i class='key draft'></i>draft "
         words += "<i class='key verify'></i>verify <i class='key host'></i>host"
-        body.append(_figure("Time of a token by part", words, without_sizes, "splits"))
-        body.append(_figure("Tree sizes", "Tokens per second; the best is framed.", some, "sweep"))
+        body.append(_figure("Time of a token by part", words, without_sizes, charts.split_bars))
+        body.append(_figure("Tree sizes", "Tokens per second; the best is framed.", some, charts.sweep))
         body.append(_table(some))
     words = "Share of the passes that accepted n drafted tokens and accepted another."
-    body.append(_figure("Acceptance by depth", words, summaries, "acceptance"))
+    body.append(_figure("Acceptance by depth", words, summaries, charts.acceptance))
     if any(run["cycles"] for run in cycles["runs"]):
         body.append(_resource("viewer.html"))
     # "</" would end the script, "<!--" begin a comment in it.
     data = json.dumps(cycles, ensure_ascii=False).replace("<", "\\u003c")
     script = f'<script type="application/json" id="cycles">{data}</script><script>{_resource("page.js")}</script>'
-    return _document(body, script)
-
-
-def _document(body: Sequence[str], script: str = "") -> str:
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     head += f"<title>eagle-bench</title><style>{_resource('page.css')}</style>"
     inner = "\n".join(part for part in body if part)
@@ -61,15 +47,9 @@ def _document(body: Sequence[str], script: str = "") -> str:
     )
 
 
-def _figure(title: str, words: str, summaries: Sequence[Summary], kind: str) -> str:
+def _figure(title: str, words: str, summaries: Sequence[Summary], draw: Callable[[Sequence[Summary]], str]) -> str:
     """words: HTML."""
-    draw = {
-        "speeds": charts.speed_bars,
-        "splits": charts.split_bars,
-        "sweep": charts.sweep,
-        "acceptance": charts.acceptance,
-    }
-    svg = draw[kind](summaries) if summaries else ""
+    svg = draw(summaries) if summaries else ""
     return f"<section><h3>{title}</h3><p class='words'>{words}</p>{svg}</section>" if svg else ""
 
 

@@ -26,12 +26,8 @@ PASSES = 3  # of one size in a row, of which the quickest counts
 Passes = dict[str, tuple[float, ...]]  # name -> seconds of a pass over each of PASS_ROWS
 
 
-def measure_passes(
-    bundles: Sequence[tuple[str, OpenBundle]],
-    peers: Mapping[Format, Worker],
-    on_turn: Callable[[], None] = lambda: None,
-) -> Passes:
-    """Returns the median over the rounds of each model's seconds. on_turn: called after each model's turn."""
+def measure_passes(bundles: Sequence[tuple[str, OpenBundle]], peers: Mapping[Format, Worker]) -> Passes:
+    """Returns the median over the rounds of each model's seconds."""
     turns: list[tuple[str, Callable[[], list[float]]]] = []
     for name, bundle in bundles:
         turns.append((name, lambda bundle=bundle: bundle_passes(bundle)))  # type: ignore[misc]
@@ -42,7 +38,6 @@ def measure_passes(
         for index in starting_order(len(turns), number):
             name, measure = turns[index]
             seconds[name].append(measure())
-            on_turn()
     return {name: tuple(map(median, zip(*rounds, strict=True))) for name, rounds in seconds.items()}
 
 

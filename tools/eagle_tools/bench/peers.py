@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.machine.user_cache import cache_folder
 from eagle_tools.bench.memory import Peak
-from eagle_tools.bench.rows import Asked, Row, Setup
+from eagle_tools.bench.rows import Asked, Row, Setup, foreign_row
 from eagle_tools.peers.convert import Converted, convert
 from eagle_tools.peers.engine import LLAMA_CPP, MODES, MODULES, Format, check_installed
 from eagle_tools.peers.source import Source, open_source
@@ -48,21 +48,9 @@ class PeerContender:
             tokens += turn.tokens
             decode_s, passes = decode_s + turn.seconds, turn.passes
             yield len(tokens)
-        later = len(tokens) - len(first.tokens)  # a last draft may exceed the limit; its tokens took time too
-        return Row(
-            **self.setup._asdict(),
-            prompt_id=asked.id,
-            category=asked.category,
-            prompt_set=asked.prompt_set,
-            prompt_tokens=len(asked.token_ids),
-            new_tokens=max_new_tokens,
-            target_passes=passes,
-            prefill_s=first.seconds,
-            decode_s=decode_s,
-            tok_s=later / decode_s if passes else 0.0,
-            tau=later / passes if passes else 1.0,
-            token_ids=tuple(tokens[:max_new_tokens]),
-        )
+        row = foreign_row(self.setup, asked, tokens, len(first.tokens), passes, first.seconds, decode_s)
+        # A last draft may exceed the limit; its tokens took time too.
+        return replace(row, new_tokens=max_new_tokens, token_ids=row.token_ids[:max_new_tokens])
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,11 @@ class Plan:
     rows: Path | None = None
     record: bool = False
 
+    @property
+    def names(self) -> list[str]:
+        """As bundle_names, of its bundles."""
+        return bundle_names([bundle for bundle, _ in self.bundles])
+
 
 def check(plan: Plan) -> list[Manifest]:
     """Returns the bundles' manifests. Raises EagleErrors for all that can be checked without loading a model."""
@@ -68,11 +73,7 @@ def check(plan: Plan) -> list[Manifest]:
         if folders.count(bundle.resolve()) > 1:
             raise RequestError(f"bundle {bundle} is given twice; give each once")
     manifests = [read_manifest(bundle) for bundle, _ in plan.bundles]
-    vocabularies = [(m.target.vocab_size, m.files.get("tokenizer.json")) for m in manifests]
-    for (bundle, _), vocabulary in zip(plan.bundles, vocabularies, strict=True):
-        if vocabulary != vocabularies[0]:
-            first = plan.bundles[0][0]
-            raise RequestError(f"{bundle} has another vocabulary than {first}; give bundles of one target")
+    check_vocabularies([bundle for bundle, _ in plan.bundles], manifests)
     if plan.pytorch is not None:
         if plan.peers:
             check_peers(plan.pytorch, plan.peers)
@@ -80,6 +81,14 @@ def check(plan: Plan) -> list[Manifest]:
     elif plan.peers:
         raise RequestError("peers run the weights that the bundles were made from; give --vs-pytorch TARGET too")
     return manifests
+
+
+def check_vocabularies(bundles: Sequence[Path], manifests: Sequence[Manifest]) -> None:
+    """Raises RequestError unless all bundles have the same vocabulary."""
+    vocabularies = [(m.target.vocab_size, m.files.get("tokenizer.json")) for m in manifests]
+    for bundle, vocabulary in zip(bundles, vocabularies, strict=True):
+        if vocabulary != vocabularies[0]:
+            raise RequestError(f"{bundle} has another vocabulary than {bundles[0]}; give bundles of one target")
 
 
 def _check_pytorch(plan: Plan, folder: Path, vocab_size: int) -> None:

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime.base.errors import RequestError
+from eagle_runtime.base.errors import RequestError, first_line
 from eagle_tools.bench.identity import PYTORCH
-from eagle_tools.bench.rows import Asked, Row, Setup
+from eagle_tools.bench.rows import Asked, Row, Setup, foreign_row
 
 MODES = ("eager", "compiled", "prompt-lookup")
 ASSISTED = "assisted"
@@ -129,22 +129,8 @@ class PytorchContender:
     def answer(self, asked: Asked, max_new_tokens: int) -> Row:
         """Returns the row of one generation."""
         new, passes = self._model.generate(self._mode, asked.token_ids, max_new_tokens)
-        decode_s = passes.times[-1] - passes.times[0]
-        later, count = len(new) - passes.counts[0], len(passes.counts) - 1
-        return Row(
-            **self.setup._asdict(),
-            prompt_id=asked.id,
-            category=asked.category,
-            prompt_set=asked.prompt_set,
-            prompt_tokens=len(asked.token_ids),
-            new_tokens=len(new),
-            target_passes=count,
-            prefill_s=passes.times[0] - passes.started,
-            decode_s=decode_s,
-            tok_s=later / decode_s if count else 0.0,
-            tau=later / count if count else 1.0,
-            token_ids=tuple(new),
-        )
+        prefill_s, decode_s = passes.times[0] - passes.started, passes.times[-1] - passes.times[0]
+        return foreign_row(self.setup, asked, new, passes.counts[0], len(passes.counts) - 1, prefill_s, decode_s)
 
 
 def check_checkpoint(folder: Path, vocab_size: int) -> None:
@@ -157,7 +143,7 @@ def check_checkpoint(folder: Path, vocab_size: int) -> None:
     try:
         vocabulary = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).vocab_size
     except Exception as error:  # transformers raises many kinds
-        raise RequestError(f"transformers cannot read {folder}: {_first_line(error)}") from None
+        raise RequestError(f"transformers cannot read {folder}: {first_line(error)}") from None
     if vocabulary != vocab_size:
         raise RequestError(
             f"{folder} has a vocabulary of {vocabulary}, the bundles one of {vocab_size}; give their source"
@@ -181,7 +167,7 @@ def pytorch_contenders(
             try:
                 contender.answer(asked, COMPILE_STEPS)
             except Exception as error:  # torch.compile, its backend and the compiler raise many kinds
-                say(f"PyTorch compiled, {model.precision}: skipped, torch.compile failed ({_first_line(error)})")
+                say(f"PyTorch compiled, {model.precision}: skipped, torch.compile failed ({first_line(error)})")
                 continue
             say(f"PyTorch compiled, {model.precision}: ready after {time.perf_counter() - started:.0f} s")
         contenders.append(contender)
@@ -224,7 +210,7 @@ def _loaded(folder: Path, precision: str, device: str) -> Any:
             folder, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
     except Exception as error:  # transformers raises many kinds
-        raise RequestError(f"transformers cannot load {folder}: {_first_line(error)}") from None
+        raise RequestError(f"transformers cannot load {folder}: {first_line(error)}") from None
     model = model.to(device).eval()
     model.generation_config.eos_token_id = None  # it would replace the None of a call
     return model
@@ -239,7 +225,3 @@ def _compile_config() -> Any:
     config = CompileConfig()
     config._compile_all_devices = True
     return config
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -94,6 +94,28 @@ def row_of(setup: Setup, asked: Asked, result: Result) -> Row:
     )
 
 
+def foreign_row(
+    setup: Setup, asked: Asked, tokens: Sequence[int], first: int, passes: int, prefill_s: float, decode_s: float
+) -> Row:
+    """Returns the row of a generation with another engine: its tokens, of which the first forward pass gave `first`,
+    the passes after that, and the seconds of both."""
+    later = len(tokens) - first
+    return Row(
+        **setup._asdict(),
+        prompt_id=asked.id,
+        category=asked.category,
+        prompt_set=asked.prompt_set,
+        prompt_tokens=len(asked.token_ids),
+        new_tokens=len(tokens),
+        target_passes=passes,
+        prefill_s=prefill_s,
+        decode_s=decode_s,
+        tok_s=later / decode_s if passes else 0.0,
+        tau=later / passes if passes else 1.0,
+        token_ids=tuple(tokens),
+    )
+
+
 def precision_name(manifest: Manifest) -> str:
     """Returns the precision as in "int8", or if the head has another one as in "int8, head fp32"."""
     target, draft = manifest.precision["target"], manifest.precision.get("draft")
@@ -137,6 +159,11 @@ def _row(path: Path, number: int, line: str) -> Row:
         return Row(**data, accepted_per_depth=None if depths is None else tuple(depths), token_ids=ids)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise RequestError(f"{path}, line {number} is not a row of eagle-bench") from None
+
+
+def speeds(rows: Sequence[Row]) -> dict[int | str, float]:
+    """Returns prompt_id -> tokens per second."""
+    return {row.prompt_id: row.tok_s for row in rows}
 
 
 def by_setup(rows: Sequence[Row]) -> dict[Setup, list[Row]]:

@@ -26,7 +26,7 @@ from eagle_tools.bench.memory import JobError, MemoryRun, Peak, peak_of
 from eagle_tools.bench.methods import DATASTORE, VANILLA, settings_of, takes_draft_model
 from eagle_tools.bench.peer_rows import CONTEXT, PASS_ROWS, Passes, measure_passes
 from eagle_tools.bench.peers import Peers, Stored, converted_peers, load_peers, stored_target
-from eagle_tools.bench.plan import Plan, bundle_names, check, check_length
+from eagle_tools.bench.plan import Plan, check, check_length
 from eagle_tools.bench.rows import Asked, Row, RowFile, Setup
 from eagle_tools.bench.summary import Summary, memory_key, summarise
 from eagle_tools.peers.source import open_source
@@ -46,25 +46,12 @@ class Reporter:
         """Called after each of these steps."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """What a run measured. differing: a sentence per output that is not vanilla's, without fp16's ties. facts: on
     machine and prompts. notes: on ties and what could not be measured. cycles: for the page. passes: empty unless they
-    were timed."""
-
-    rows: list[Row]
-    summaries: list[Summary]
-    differing: list[str]
-    facts: list[str]
-    notes: list[str]
-    cycles: dict[str, Any]
-    passes: Passes
-
-
-@dataclass(slots=True)
-class Measured:
-    """What decoding measured. weights: bytes that a forward pass reads, sizes: of targets on the disk, peaks: of peers;
-    by `memory_key`."""
+    were timed. weights: bytes that a forward pass reads, sizes: of targets on the disk, peaks: of peers; by
+    `memory_key`."""
 
     asked: list[Asked]
     chat: bool
@@ -72,7 +59,9 @@ class Measured:
     weights: dict[tuple[str, ...], int]
     cycles: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
+    summaries: list[Summary] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
+    facts: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     sizes: dict[tuple[str, ...], Stored] = field(default_factory=dict)
     peaks: dict[tuple[str, ...], Peak] = field(default_factory=dict)
@@ -85,19 +74,12 @@ def execute(plan: Plan, reporter: Reporter) -> Outcome:
     rows_file = None if plan.rows is None else RowFile(plan.rows)
     measured = _decode(plan, rows_file, reporter)
     peaks = measure_peaks(plan, list(measured.weights), measured, reporter)
-    summaries = summarise(measured.rows, peaks, measured.weights, measured.bandwidth, measured.sizes)
-    return Outcome(
-        measured.rows,
-        summaries,
-        measured.differing,
-        _facts(plan, measured),
-        measured.notes,
-        measured.cycles,
-        measured.passes,
-    )
+    measured.summaries = summarise(measured.rows, peaks, measured.weights, measured.bandwidth, measured.sizes)
+    measured.facts = _facts(plan, measured)
+    return measured
 
 
-def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measured:
+def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Outcome:
     with contextlib.ExitStack() as stack:
         converted = []
         if plan.peers and plan.pytorch is not None:
@@ -126,7 +108,7 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
         chat = models[0].text.chat
         prompts = sum(len(question.turns) if chat else 1 for question in plan.questions)
         weights = {memory_key(contender.setup): contender.pass_bytes for contender in contenders}
-        measured = Measured(asked, chat, bandwidth, weights, {"tokens": {}, "runs": []}, notes=notes)
+        measured = Outcome(asked, chat, bandwidth, weights, {"tokens": {}, "runs": []}, notes=notes)
         if peers:
             measured.sizes = dict(_sizes(plan, models, peers, contenders))
         reporter.expect("decoding", len(contenders) * (prompts + 1))
@@ -145,9 +127,8 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Measur
                 rows_file.add(row)
         if peers:
             if plan.peer_rows:
-                names = bundle_names([bundle for bundle, _ in plan.bundles])
                 reporter.expect("timing passes of several rows", 1)
-                measured.passes = measure_passes(list(zip(names, opened, strict=True)), peers.workers)
+                measured.passes = measure_passes(list(zip(plan.names, opened, strict=True)), peers.workers)
             peaks = peers.peaks()
             measured.peaks = {key: peaks[key[1], key[2]] for key in weights if (key[1], key[2]) in peaks}
         _compare(plan, models, prompt_ids, measured)
@@ -166,11 +147,11 @@ def _loaded_with(plan: Plan, must: Sequence[str]) -> tuple[tuple[Path, ...], Pat
 
 
 def _compare(
-    plan: Plan, models: Sequence[EagleModel], prompts: Mapping[int | str, Sequence[int]], measured: Measured
+    plan: Plan, models: Sequence[EagleModel], prompts: Mapping[int | str, Sequence[int]], measured: Outcome
 ) -> None:
     """Add a sentence for every output that is not vanilla's: to the notes if it is fp16 and differs only by rounding,
     else to the differing ones. prompts: ids by prompt_id."""
-    by_name = dict(zip(bundle_names([bundle for bundle, _ in plan.bundles]), models, strict=True))
+    by_name = dict(zip(plan.names, models, strict=True))
     for row, reference in differing_rows(measured.rows):
         model, prompt, both = by_name[row.bundle], prompts[row.prompt_id], (row.token_ids, reference.token_ids)
         fp16 = computes_in(model) == "float16"
@@ -196,8 +177,7 @@ def _our_contenders(
             return False
         return True
 
-    names = bundle_names([bundle for bundle, _ in plan.bundles])
-    for model, bundle, name, (_, must) in zip(models, opened, names, plan.bundles, strict=True):
+    for model, bundle, name, (_, must) in zip(models, opened, plan.names, plan.bundles, strict=True):
         methods = [*must, *(method for method in plan.wanted if method not in must and serves(model, method))]
         plain = without_datastore(bundle) if DATASTORE in methods else None
         for contender in bundle_contenders(
@@ -211,10 +191,10 @@ def _sizes(
     plan: Plan, models: Sequence[EagleModel], peers: Peers, contenders: Sequence[Contender]
 ) -> Iterator[tuple[tuple[str, ...], Stored]]:
     """Yields (`memory_key`, size of the target) of all contenders but PyTorch's."""
-    weights, folders = peers.source.num_weights(), [bundle for bundle, _ in plan.bundles]
+    weights = peers.source.num_weights()
     bundles = {
         name: stored_target(folder, model.manifest.target.graph.file, weights)
-        for name, folder, model in zip(bundle_names(folders), folders, models, strict=True)
+        for name, (folder, _), model in zip(plan.names, plan.bundles, models, strict=True)
     }
     for contender in contenders:
         setup = contender.setup
@@ -244,13 +224,12 @@ def _their_contenders(
 
 
 def measure_peaks(
-    plan: Plan, keys: Sequence[tuple[str, ...]], measured: Measured, reporter: Reporter
+    plan: Plan, keys: Sequence[tuple[str, ...]], measured: Outcome, reporter: Reporter
 ) -> dict[tuple[str, ...], Peak]:
     """Returns the peak memory by `memory_key`, measured in processes of their own that answer the longest prompt. All
     drafting methods of a bundle that load nothing else share one figure, and so do PyTorch's modes in one precision,
     since they load the same weights. A measurement that fails becomes a note."""
-    folders = [bundle for bundle, _ in plan.bundles]
-    folder_of = dict(zip(bundle_names(folders), folders, strict=True))
+    folder_of = {name: folder for name, (folder, _) in zip(plan.names, plan.bundles, strict=True)}
     longest = max(measured.asked, key=lambda prompt: len(prompt.token_ids)).token_ids
     jobs: dict[tuple[object, ...], MemoryRun] = {}
     shared = {}
@@ -288,7 +267,7 @@ def _name(setup: Setup) -> str:
     return f"{setup.bundle} {setup.precision} {setup.method} T = {setup.temperature:g}"
 
 
-def _facts(plan: Plan, measured: Measured) -> list[str]:
+def _facts(plan: Plan, measured: Outcome) -> list[str]:
     digest = hashlib.sha256(repr([prompt.token_ids for prompt in measured.asked]).encode()).hexdigest()[:12]
     how = "through the chat template, all turns" if measured.chat else "as plain text, first turns"
     ending = "end-of-sequence ignored" if plan.pytorch is not None else "up to an end-of-sequence"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import median
@@ -12,7 +12,7 @@ from eagle_tools.bench.identity import FOREIGN, PYTORCH, agreement, shared_start
 from eagle_tools.bench.memory import Peak
 from eagle_tools.bench.methods import SHAPE, VANILLA
 from eagle_tools.bench.peers import Stored
-from eagle_tools.bench.rows import Row, Setup, by_setup
+from eagle_tools.bench.rows import Row, Setup, by_setup, speeds
 from eagle_tools.markdown import markdown_table
 
 ALPHAS = 5  # 0-alpha to 4-alpha
@@ -77,8 +77,8 @@ def summarise(
             Summary(
                 setup=setup,
                 tok_s=median_of([row.tok_s for row in mine]),
-                vs_vanilla=paired_ratio(_speeds(mine), _speeds(vanilla)) if setup.backend not in FOREIGN else None,
-                vs_pytorch=None if theirs is None else paired_ratio(_speeds(mine), _speeds(theirs)),
+                vs_vanilla=paired_ratio(speeds(mine), speeds(vanilla)) if setup.backend not in FOREIGN else None,
+                vs_pytorch=None if theirs is None else paired_ratio(speeds(mine), speeds(theirs)),
                 tau=sum(row.new_tokens - 1 for row in mine) / passes if passes else 1.0,
                 alphas=alphas(mine),
                 ttft_s=median(row.prefill_s for row in mine),
@@ -139,7 +139,7 @@ def fastest_line(summaries: Sequence[Summary], rows: Sequence[Row]) -> str | Non
         return None
     one, other = (max(side, key=lambda s: s.tok_s.value) for side in (ours, theirs))
     groups = by_setup(rows)
-    ratio = _against(groups[one.setup], groups[other.setup])
+    ratio = paired_ratio(speeds(groups[one.setup]), speeds(groups[other.setup]))
     return (
         f"The fastest here, {one.setup.method} {one.setup.precision} ({one.setup.bundle}), runs at {ratio_text(ratio)} "
         f"the speed of PyTorch's fastest mode, {other.setup.method} {other.setup.precision}."
@@ -268,18 +268,5 @@ def as_json(s: Summary) -> dict[str, object]:
 def _shares(rows: Sequence[Row], decode_s: float) -> tuple[float, float, float] | None:
     if decode_s <= 0 or any(row.draft_s is None or row.verify_s is None for row in rows):
         return None
-    draft, verify = (sum(part or 0.0 for part in column) for column in zip(*_parts(rows), strict=True))
+    draft, verify = sum(row.draft_s or 0.0 for row in rows), sum(row.verify_s or 0.0 for row in rows)
     return draft / decode_s, verify / decode_s, 1 - (draft + verify) / decode_s
-
-
-def _parts(rows: Sequence[Row]) -> Iterator[tuple[float | None, float | None]]:
-    for row in rows:
-        yield row.draft_s, row.verify_s
-
-
-def _speeds(rows: Sequence[Row]) -> dict[int | str, float]:
-    return {row.prompt_id: row.tok_s for row in rows}
-
-
-def _against(rows: Sequence[Row], others: Sequence[Row]) -> Estimate | None:
-    return paired_ratio(_speeds(rows), _speeds(others))

@@ -6,23 +6,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
-from eagle_runtime.base.errors import RequestError
+from eagle_tools.own_python import run_python
 from eagle_tools.peers.source import Source
 
 
 def build(source: Source, out: Path, name: str) -> None:
     """Write the model in the precision `name` to the folder `out`. Raises RequestError."""
-    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source.folder), "-o", str(out)]
-    command += ["-p", name, "-e", "cpu", "-c", str(out / "cache")]
-    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False, env=env)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise RequestError(f"onnxruntime-genai could not convert {source.folder} to {name}: {last[:200]}")
+    builder = ["-m", "onnxruntime_genai.models.builder", "-i", str(source.folder), "-o", str(out)]
+    builder += ["-p", name, "-e", "cpu", "-c", str(out / "cache")]
+    failed = f"onnxruntime-genai could not convert {source.folder} to {name}"
+    run_python(builder, failed, {**os.environ, "HF_HUB_OFFLINE": "1"})
     config = out / "genai_config.json"
     settings = json.loads(config.read_text(encoding="utf-8"))
     settings["model"]["eos_token_id"] = []  # an overlay adds to the list and cannot empty it

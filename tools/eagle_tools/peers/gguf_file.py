@@ -17,6 +17,7 @@ import numpy.typing as npt
 from eagle_export.reading.gguf.architectures import LLAMA_NAMES
 from eagle_export.reading.gguf.architectures import TOP as TOP_NAMES
 from eagle_export.reading.gguf.rope import llama_factors
+from eagle_export.reading.stored_tensors import StoredTensor
 from eagle_runtime.base.errors import RequestError
 from eagle_tools.peers.source import Source
 
@@ -44,48 +45,37 @@ def write_gguf(source: Source, path: Path) -> None:
     writer.add_rope_dimension_count(source.head_dim)
     writer.add_rope_freq_base(float(source.rope["rope_theta"]))
     writer.add_layer_norm_rms_eps(float(config["rms_norm_eps"]))
-    tied = config.get("tie_word_embeddings", False)
-    tensors = [entry for entry in source.shapes() if not (tied and entry[0] == "lm_head.weight")]
+    tensors = source.tensors()
     frequencies = rope_factors(source)
     if frequencies is not None:
         writer.add_tensor_info("rope_freqs.weight", frequencies.shape, frequencies.dtype, frequencies.nbytes)
     kinds = {"BF16": gguf.GGMLQuantizationType.BF16, "F16": gguf.GGMLQuantizationType.F16}
-    for name, file, shape in tensors:
-        kind = kinds.get(_dtype(name, file)) if len(shape) > 1 else None
-        size = 4 if kind is None else 2
-        writer.add_tensor_info(gguf_name(name), shape, np.dtype(np.float32), size * math.prod(shape), kind)
+    for tensor in tensors:
+        kind = kinds.get(tensor.dtype) if len(tensor.shape) > 1 else None
+        size = (4 if kind is None else 2) * math.prod(tensor.shape)
+        writer.add_tensor_info(gguf_name(tensor.name), tensor.shape, np.dtype(np.float32), size, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     if frequencies is not None:
         writer.write_tensor_data(frequencies)
-    for name, file, _ in tensors:
-        weights = _read(name, file)
-        if name.endswith("q_proj.weight"):
+    for tensor in tensors:
+        weights = _read(tensor)
+        if tensor.name.endswith("q_proj.weight"):
             weights = permuted(weights, heads)
-        elif name.endswith("k_proj.weight"):
+        elif tensor.name.endswith("k_proj.weight"):
             weights = permuted(weights, source.kv_heads)
         writer.write_tensor_data(np.ascontiguousarray(weights))
     writer.close()
 
 
-def _dtype(name: str, file: Path) -> str:
-    from safetensors import safe_open
-
-    with safe_open(file, "pt") as opened:
-        dtype: str = opened.get_slice(name).get_dtype()
-    return dtype
-
-
-def _read(name: str, file: Path) -> npt.NDArray[Any]:
+def _read(stored: StoredTensor) -> Weights:
     """A matrix of 16 bits as int16, since NumPy has no bf16; any other tensor in fp32."""
     import torch
-    from safetensors import safe_open
 
-    with safe_open(file, "pt") as opened:
-        tensor = opened.get_tensor(name)
+    tensor = stored.read()
     narrow = tensor.ndim > 1 and tensor.element_size() == 2
-    array: npt.NDArray[Any] = (tensor.view(torch.int16) if narrow else tensor.float()).numpy()
+    array: Weights = (tensor.view(torch.int16) if narrow else tensor.float()).numpy()
     return array
 
 

@@ -10,14 +10,13 @@ scale and a zero per output channel, int4 per 128 inputs, with the embedding and
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime.base.errors import RequestError
 from eagle_runtime.base.tree import hiding
+from eagle_tools.own_python import run_python
 from eagle_tools.peers.source import Source, open_source
 
 FORMATS = {"int8": "INT8_ASYM", "int4": "INT4_ASYM"}  # names of nncf.CompressWeightsMode
@@ -26,11 +25,8 @@ GROUP = 128  # inputs of a scale in int4; halved until it divides all layers' in
 
 def build(source: Source, out: Path, name: str) -> None:
     """Write the model in the format `name`, a key of FORMATS, to the folder `out`. Raises RequestError."""
-    command = [sys.executable, "-m", "eagle_tools.peers.openvino_build", str(source.folder), str(out), name]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise RequestError(f"OpenVINO could not convert {source.folder} to {name}: {last[:200]}")
+    own = ["-m", "eagle_tools.peers.openvino_build", str(source.folder), str(out), name]
+    run_python(own, f"OpenVINO could not convert {source.folder} to {name}")
 
 
 def group_of(source: Source) -> int:

@@ -6,13 +6,12 @@ python -m eagle_tools.peers.quantise IN OUT FORMAT THREADS
 from __future__ import annotations
 
 import ctypes
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime.base.errors import RequestError
+from eagle_tools.own_python import run_python
 
 FILE_TYPES = {
     "f32": "LLAMA_FTYPE_ALL_F32",
@@ -27,11 +26,8 @@ FILE_TYPES = {
 def quantise(path: Path, out: Path, name: str, threads: int) -> None:
     """Write a file in the format `name`, a key of FILE_TYPES, with llama.cpp's own choices of which tensors it keeps in
     more bits. Raises RequestError."""
-    command = [sys.executable, "-m", "eagle_tools.peers.quantise", str(path), str(out), name, str(threads)]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise RequestError(f"llama.cpp could not quantise the model to {name}: {last[:200]}")
+    own = ["-m", "eagle_tools.peers.quantise", str(path), str(out), name, str(threads)]
+    run_python(own, f"llama.cpp could not quantise the model to {name}")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -6,20 +6,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eagle_export.base.errors import ExportError
+from eagle_export.reading.checkpoint import LM_HEAD
 from eagle_export.reading.gguf.file import read_gguf
+from eagle_export.reading.stored_tensors import StoredTensor, list_file
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.base.files import file_sha256, read_json
 
 LARGEST_CONFIG = 1 << 20  # bytes
 ROPES = ("default", "llama3")
-HEADER = 8  # bytes of a safetensors file before its JSON header
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +49,16 @@ class Source:
     def kv_heads(self) -> int:
         return int(self.config.get("num_key_value_heads") or self.config["num_attention_heads"])
 
-    def shapes(self) -> Iterator[tuple[str, Path, tuple[int, ...]]]:
-        """Yields (name, file, shape) of each tensor."""
-        if self.is_gguf:
-            for entry in read_gguf(self.folder).tensors.values():
-                yield entry.name, self.folder, entry.shape
-            return
-        for path in self.files:
-            with path.open("rb") as file:
-                header = json.loads(file.read(struct.unpack("<Q", file.read(HEADER))[0]))
-            for name, tensor in header.items():
-                if name != "__metadata__":
-                    yield name, path, tuple(tensor["shape"])
+    def tensors(self) -> list[StoredTensor]:
+        """Returns the tensors of a folder, without a second copy of tied tables."""
+        tied = self.config.get("tie_word_embeddings", False)
+        stored = (each for path in self.files for each in list_file(path).values())
+        return [each for each in stored if not (tied and each.name == LM_HEAD)]
 
     def num_weights(self) -> int:
-        """Returns the number of weights; tied tables are stored, and count, once."""
-        tied = self.config.get("tie_word_embeddings", False)
-        return sum(math.prod(shape) for name, _, shape in self.shapes() if not (tied and name == "lm_head.weight"))
+        """Returns the number of weights; tied tables count once."""
+        every = read_gguf(self.folder).tensors.values() if self.is_gguf else self.tensors()
+        return sum(math.prod(each.shape) for each in every)
 
     def digest(self) -> str:
         """Returns a sum of the configuration and the weights, 24 hexadecimal digits."""

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime.base.errors import RequestError
+from eagle_runtime.base.errors import RequestError, first_line
 from eagle_tools.peers.engine import GENAI, LLAMA_CPP, Decoding, Engine, Logits
 
 END = "end"
@@ -116,7 +116,7 @@ def _serve(pipe: Connection, engine: str, path: Path, threads: int, context: int
     except (EOFError, OSError):
         return
     except Exception as error:  # engines raise many kinds
-        pipe.send(RequestError((str(error).strip().splitlines() or [type(error).__name__])[0][:300]))
+        pipe.send(RequestError(first_line(error)))
 
 
 class _Server:

@@ -17,12 +17,13 @@ from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import Listed, Parser, run_command
 from eagle_tools.bench.machine import physical_cores
 from eagle_tools.bench.peers import Peers, check_peers, converted_peers, load_peers, stored_target
+from eagle_tools.bench.plan import check_vocabularies
 from eagle_tools.bench.rows import precision_name
 from eagle_tools.peers.engine import ALL_FORMATS, formats_of
 from eagle_tools.precision.closeness import Passage, Scorer, compare_texts, own_text
 from eagle_tools.precision.rows import Row, rows_of, tables
-from eagle_tools.precision.speed import CONTEXT, NODES, Answerer, BundleAnswers, PeerAnswers, prompt_of, time_models
-from eagle_tools.questions import Question, read_questions
+from eagle_tools.precision.speed import CONTEXT, NODES, Answerer, BundleAnswers, PeerAnswers, time_models
+from eagle_tools.questions import Question, prompt_ids, read_questions
 
 WINDOW = 512  # most tokens of a held-out text that are read as one context
 
@@ -62,7 +63,7 @@ def _measured(args: argparse.Namespace, bundles: Sequence[Path], questions: Sequ
     source = check_peers(args.peer_target, formats) if compared else None
     with contextlib.ExitStack() as stack:
         models = [stack.enter_context(EagleModel.load(bundle, threads=args.threads)) for bundle in bundles]
-        _check_vocabularies(bundles, models)
+        check_vocabularies(bundles, [model.manifest for model in models])
         reference = models[0]
         longest = min(WINDOW, *(model.context for model in models))
         passages = []
@@ -72,7 +73,7 @@ def _measured(args: argparse.Namespace, bundles: Sequence[Path], questions: Sequ
             passages = [Passage(tuple(ids)) for ids in windows if len(ids) > 1]  # one token predicts nothing
             if not passages:
                 raise RequestError(f"{args.text} holds no text of two tokens or more; give held-out text")
-        prompts = [reference.text.encode(prompt_of(reference, question)) for question in questions]
+        prompts = [prompt_ids(reference, question.turns[0]) for question in questions]
         progress = stack.enter_context(Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()))
         peers: Peers | None = None
         if source is not None:
@@ -92,15 +93,10 @@ def _measured(args: argparse.Namespace, bundles: Sequence[Path], questions: Sequ
         task = progress.add_task("reading", total=len(own) + len(passages))
         by_own, by_text = (compare_texts(scorers, texts, lambda: progress.advance(task)) for texts in (own, passages))
         answerers: list[Answerer] = [BundleAnswers(model) for model in models]
-        names = [
-            (bundle.absolute().name, precision_name(model.manifest))
-            for bundle, model in zip(bundles, models, strict=True)
-        ]
-        weights = source.num_weights() if source else _num_weights(reference)
-        sizes = [
-            stored_target(bundle, model.manifest.target.graph.file, weights)
-            for bundle, model in zip(bundles, models, strict=True)
-        ]
+        weights, names, sizes = source.num_weights() if source else _num_weights(reference), [], []
+        for bundle, model in zip(bundles, models, strict=True):
+            names.append((bundle.absolute().name, precision_name(model.manifest)))
+            sizes.append(stored_target(bundle, model.manifest.target.graph.file, weights))
         for form, worker in peers.workers.items() if peers else ():
             assert peers is not None
             answerers.append(PeerAnswers(worker, list(peers.contenders_of(form)), reference))
@@ -138,14 +134,6 @@ def _check(args: argparse.Namespace, folder: Path) -> None:
         raise RequestError("there is no text to compare on; give --text, or --own-tokens above 0")
     if args.peer_formats is not None and args.peer_target is None:
         raise RequestError("peers run the weights that the bundles were made from; give --peer-target TARGET too")
-
-
-def _check_vocabularies(bundles: Sequence[Path], models: Sequence[EagleModel]) -> None:
-    """Raises RequestError unless all bundles have the same vocabulary."""
-    vocabularies = [(m.manifest.target.vocab_size, m.manifest.files.get("tokenizer.json")) for m in models]
-    for bundle, vocabulary in zip(bundles, vocabularies, strict=True):
-        if vocabulary != vocabularies[0]:
-            raise RequestError(f"{bundle} has another vocabulary than {bundles[0]}; give bundles of one target")
 
 
 def _parser() -> Parser:

@@ -8,13 +8,12 @@ from statistics import median
 from typing import Any, Protocol
 
 from eagle_runtime import EagleModel
-from eagle_runtime.app.turns import Prompt
 from eagle_runtime.core.generate import Cycle
 from eagle_tools.bench.peers import PeerContender
 from eagle_tools.bench.rows import Asked
 from eagle_tools.bench.rows import Row as BenchRow
 from eagle_tools.peers.worker import Worker
-from eagle_tools.questions import Question
+from eagle_tools.questions import Question, prompt_ids
 from eagle_tools.ties import first_difference
 from eagle_tools.turns import WARM_UP, by_turns, generation, starting_order
 
@@ -58,7 +57,7 @@ class BundleAnswers:
         self._model = model
 
     def answer(self, question: Question, max_new_tokens: int, speed: Speed) -> Generator[int, None, None]:
-        model, prompt = self._model, prompt_of(self._model, question)
+        model, prompt = self._model, prompt_ids(self._model, question.turns[0])
         limit: dict[str, Any] = {"max_new_tokens": max_new_tokens}
         plain = yield from generation(model, prompt, method="vanilla", on_cycle=speed.add_cycle, **limit)
         count = plain.usage.new_tokens
@@ -84,9 +83,7 @@ class PeerAnswers:
         self._worker, self._modes, self._encode = worker, modes, encode
 
     def answer(self, question: Question, max_new_tokens: int, speed: Speed) -> Generator[int, None, None]:
-        asked = Asked(
-            question.id, question.category, tuple(self._encode.text.encode(prompt_of(self._encode, question)))
-        )
+        asked = Asked(question.id, question.category, tuple(prompt_ids(self._encode, question.turns[0])))
         plain, *drafting = self._modes
         row = yield from plain.run(asked, max_new_tokens)
         speed.vanilla.append(row.tok_s)
@@ -106,12 +103,6 @@ def _after(earlier: int, run: Generator[int, None, BenchRow]) -> Generator[int, 
         except StopIteration as end:
             row: BenchRow = end.value
             return row
-
-
-def prompt_of(model: EagleModel, question: Question) -> Any:
-    """Returns the question's first turn as the bundle takes it: as a chat if it has a template, or as text."""
-    prompt: Prompt = question.turns[0]
-    return [{"role": "user", "content": question.turns[0]}] if model.text.chat else prompt
 
 
 def time_models(

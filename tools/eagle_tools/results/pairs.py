@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 from eagle_runtime.base.errors import BundleError, RequestError
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.manifest import read_manifest
+from eagle_tools.own_python import run_python
 
 TOOLS = Path(__file__).resolve().parents[2]
 SHIPPED = TOOLS / "smollm2"  # heads and held-out questions
@@ -125,10 +124,4 @@ def bundle_of(pair: Pair, head: str, precision: str, work: Path, say: Callable[[
 
 
 def _run(arguments: list[str]) -> None:
-    """Run Python in a process of its own, which frees its memory when it ends. Raises RequestError."""
-    done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, encoding="utf-8", errors="replace", check=False
-    )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise RequestError(f"{' '.join(arguments[:2])} failed: {last}")
+    run_python(arguments, f"{' '.join(arguments[:2])} failed")

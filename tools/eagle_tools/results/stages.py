@@ -27,12 +27,25 @@ from eagle_tools.peers.engine import Format
 from eagle_tools.questions import Question
 from eagle_tools.results.pairs import ALONE, PRECISIONS, Pair, bundle_of
 
-METHODS = {  # head -> methods of the papers' table
-    ALONE: ("vanilla", "lookup:chain", "lookup", "recycling", "lookahead"),
-    "eagle3": ("vanilla", "lookup:chain", "lookup", "chain", "dynamic", "cost-aware", "eagle+lookup"),
-    "eagle1": ("vanilla", "static", "dynamic", "cost-aware"),
-    "block": ("vanilla", "dynamic", "cost-aware"),
-}
+METHODS = (  # of the papers' table: name, head, method
+    ("Vanilla", ALONE, "vanilla"),
+    ("Prompt lookup", ALONE, "lookup:chain"),
+    ("Lookup, cost-aware", ALONE, "lookup"),
+    ("Token recycling", ALONE, "recycling"),
+    ("Lookahead", ALONE, "lookahead"),
+    ("Vanilla", "eagle3", "vanilla"),
+    ("Prompt lookup", "eagle3", "lookup:chain"),
+    ("Lookup, cost-aware", "eagle3", "lookup"),
+    ("EAGLE-1", "eagle1", "static"),
+    ("EAGLE-2", "eagle1", "dynamic"),
+    ("EAGLE-1 head, cost-aware", "eagle1", "cost-aware"),
+    ("Block head, dynamic tree", "block", "dynamic"),
+    ("Block head, cost-aware", "block", "cost-aware"),
+    ("EAGLE-3, chain", "eagle3", "chain"),
+    ("EAGLE-3", "eagle3", "dynamic"),
+    ("EAGLE-3 head, cost-aware", "eagle3", "cost-aware"),
+    ("EAGLE-3 head + lookup, cost-aware", "eagle3", "eagle+lookup"),
+)
 SHOWN = "int8"  # precision of the tables that show one alone
 COMPARED = ("int8", "int4")  # precisions that are compared with other engines
 LONG = (128, 3000)  # tokens of the prompts of the long-context stage
@@ -99,7 +112,7 @@ def stages_of(
     ours = tuple((bundles[first, precision], ("vanilla", "lookup", *best)) for precision in COMPARED)
     stages = [stage("engines", Plan(ours, asked, pytorch=pair.target, peers=tuple(peers)))]
     for precision in PRECISIONS:
-        every = tuple((bundles[head, precision], METHODS[head]) for head in pair.heads)
+        every = tuple((bundles[head, precision], methods_of(head)) for head in pair.heads)
         stages.append(stage(f"methods-{precision}", Plan(every, asked, (0.0, 1.0))))
     main = bundles[first, SHOWN]
     few = asked[:: max(1, len(asked) // sizes.sweep_count)][: sizes.sweep_count]
@@ -110,6 +123,11 @@ def stages_of(
         long = long_questions(Text(main, partial(read_text_file, main, manifest)), questions, sizes.sweep_count)
         stages.append(stage("long", Plan(((main, ("vanilla", "lookup", *best)),), long, together=2)))
     return stages
+
+
+def methods_of(head: str) -> tuple[str, ...]:
+    """Returns the methods of the papers' table with a head, vanilla first."""
+    return tuple(dict.fromkeys(["vanilla", *(method for _, other, method in METHODS if other == head)]))
 
 
 def backend_of(bundles: Sequence[Path]) -> str:

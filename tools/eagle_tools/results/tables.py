@@ -8,7 +8,7 @@ from statistics import median
 from eagle_tools.bench.estimate import median_of, paired_ratio
 from eagle_tools.bench.identity import FOREIGN
 from eagle_tools.bench.methods import SHAPE
-from eagle_tools.bench.rows import Row
+from eagle_tools.bench.rows import Row, by_setup, speeds
 from eagle_tools.bench.summary import (
     Summary,
     by_category,
@@ -19,32 +19,11 @@ from eagle_tools.bench.summary import (
     summarise,
 )
 from eagle_tools.markdown import markdown_table
-from eagle_tools.results.pairs import ALONE, PRECISIONS, Pair
+from eagle_tools.results.pairs import PRECISIONS, Pair
 from eagle_tools.results.recipe_sums import recipes_line
-from eagle_tools.results.stages import LONG, SHOWN, Finished, setup_name
+from eagle_tools.results.stages import LONG, METHODS, SHOWN, Finished, setup_name
 
 Stages = Mapping[str, Finished]
-
-METHODS = (  # name, head, method
-    ("Vanilla", ALONE, "vanilla"),
-    ("Prompt lookup", ALONE, "lookup:chain"),
-    ("Lookup, cost-aware", ALONE, "lookup"),
-    ("Token recycling", ALONE, "recycling"),
-    ("Lookahead", ALONE, "lookahead"),
-    ("Vanilla", "eagle3", "vanilla"),
-    ("Prompt lookup", "eagle3", "lookup:chain"),
-    ("Lookup, cost-aware", "eagle3", "lookup"),
-    ("EAGLE-1", "eagle1", "static"),
-    ("EAGLE-2", "eagle1", "dynamic"),
-    ("EAGLE-1 head, cost-aware", "eagle1", "cost-aware"),
-    ("Block head, dynamic tree", "block", "dynamic"),
-    ("Block head, cost-aware", "block", "cost-aware"),
-    ("EAGLE-3, chain", "eagle3", "chain"),
-    ("EAGLE-3", "eagle3", "dynamic"),
-    ("EAGLE-3 head, cost-aware", "eagle3", "cost-aware"),
-    ("EAGLE-3 head + lookup, cost-aware", "eagle3", "eagle+lookup"),
-)
-
 
 HEADER = """# Results
 
@@ -99,10 +78,7 @@ def _sections(pair: str, stages: Stages) -> Iterator[tuple[str, list[str]]]:
     if SHOWN in by_precision:
         yield f"tau and speed-up by question set ({SHOWN})", [sets_table(by_precision[SHOWN].rows)]
     if finished := stages.get(f"{pair}-sweep"):
-        yield (
-            f"Tree sizes ({SHOWN}, {_prompts(finished.rows)} prompts)",
-            [sweep_table({SHOWN: finished.rows})],
-        )
+        yield f"Tree sizes ({SHOWN}, {_prompts(finished.rows)} prompts)", [sweep_table(finished.rows)]
     if finished := stages.get(f"{pair}-long"):
         count = _prompts(finished.rows) // len(LONG)
         yield f"Long context ({SHOWN}, {count} prompts of each length)", [long_table(finished.rows)]
@@ -165,20 +141,17 @@ def engines_table(finished: Finished) -> str:
     return markdown_table(titles, lines) + "\n" + (fastest_line(summaries, rows) or "")
 
 
-def sweep_table(by_precision: Mapping[str, Sequence[Row]]) -> str:
-    """Returns a table of the fastest fixed size that was tried, EAGLE-2's size, and the cost-aware tree."""
-    lines = []
-    for precision, rows in by_precision.items():
-        summaries = _summaries(rows)
-        sizes = [s for s in summaries if SHAPE.fullmatch(s.setup.method)]
-        best = max(sizes, key=lambda s: s.tok_s.value)
-        dynamic, aware = (next(s for s in summaries if s.setup.method == name) for name in ("dynamic", "cost-aware"))
-        mine = _speeds(rows, aware)
-        cells = [precision, f"{len(sizes)}", best.setup.method, estimate_text(best.tok_s), estimate_text(dynamic.tok_s)]
-        cells += [estimate_text(aware.tok_s), ratio_text(paired_ratio(mine, _speeds(rows, best)))]
-        lines.append([*cells, ratio_text(paired_ratio(mine, _speeds(rows, dynamic))), ratio_text(aware.vs_vanilla)])
+def sweep_table(rows: Sequence[Row]) -> str:
+    """Returns a table of the fastest fixed size that was tried, EAGLE-2's size, and the cost-aware tree, in SHOWN."""
+    summaries, groups = _summaries(rows), by_setup(rows)
+    sizes = [s for s in summaries if SHAPE.fullmatch(s.setup.method)]
+    best = max(sizes, key=lambda s: s.tok_s.value)
+    dynamic, aware = (next(s for s in summaries if s.setup.method == name) for name in ("dynamic", "cost-aware"))
+    ratios = [paired_ratio(speeds(groups[aware.setup]), speeds(groups[s.setup])) for s in (best, dynamic)]
+    cells = [SHOWN, f"{len(sizes)}", best.setup.method, *(estimate_text(s.tok_s) for s in (best, dynamic, aware))]
+    cells += [ratio_text(ratio) for ratio in (*ratios, aware.vs_vanilla)]
     titles = ["precision", "sizes tried", "best size", "best, tok/s", "default size, tok/s", "cost-aware, tok/s"]
-    return markdown_table([*titles, "cost-aware / best", "cost-aware / default size", "cost-aware / vanilla"], lines)
+    return markdown_table([*titles, "cost-aware / best", "cost-aware / default size", "cost-aware / vanilla"], [cells])
 
 
 def long_table(rows: Sequence[Row]) -> str:
@@ -189,13 +162,13 @@ def long_table(rows: Sequence[Row]) -> str:
     for method in dict.fromkeys(row.method for row in rows):
         mine = [row for row in rows if row.method == method]
         both = [{_place(row): row for row in mine if row.category == name} for name in names]
-        speeds = [{place: row.tok_s for place, row in side.items()} for side in both]
+        rates = [{place: row.tok_s for place, row in side.items()} for side in both]
         passes = [
             {place: 1e3 * row.decode_s / max(1, row.target_passes) for place, row in side.items()} for side in both
         ]
         cells = [method]
-        cells += [estimate_text(median_of(list(side.values()))) for side in speeds]
-        cells += [ratio_text(paired_ratio(speeds[1], speeds[0]))]
+        cells += [estimate_text(median_of(list(side.values()))) for side in rates]
+        cells += [ratio_text(paired_ratio(rates[1], rates[0]))]
         cells += [f"{median(row.tau for row in side.values()):.2f}" for side in both]
         cells += [f"{median(side.values()):.1f}" for side in passes]
         cells += [ratio_text(paired_ratio(passes[1], passes[0]))]
@@ -218,7 +191,3 @@ def _find(summaries: Sequence[Summary], head: str, method: str, temperature: flo
     return next(
         (s for s in summaries if head in s.setup.bundle and (s.setup.method, s.setup.temperature) == wanted), None
     )
-
-
-def _speeds(rows: Sequence[Row], s: Summary) -> dict[int | str, float]:
-    return {row.prompt_id: row.tok_s for row in rows if row.setup == s.setup}
