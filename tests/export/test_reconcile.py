@@ -93,7 +93,7 @@ def test_names_of_tensors(tmp_path: Path, change: Callable[[str], str], named: s
     pair = open_pair(target, None)
     assert set(pair.target.tensors) == set(open_target(make_target(tmp_path / "plain")).tensors)
     assert any(named in note for note in pair.target.notes)
-    assert open_headers(str(target)).checkpoint.notes == pair.target.notes  # as inspect reads it
+    assert open_headers(str(target))[0].notes == pair.target.notes  # as inspect reads it
 
 
 def test_heads_are_unwrapped_too(tmp_path: Path) -> None:

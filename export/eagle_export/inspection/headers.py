@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from eagle_export.base.destination import check_destination, disk_errors
@@ -17,39 +17,23 @@ from eagle_export.reading.pickled import pickled_tensors
 from eagle_export.reading.reconcile import unwrapped
 
 
-@dataclass(frozen=True, slots=True)
-class Headers:
-    """model: on the hub, None for a local folder."""
-
-    checkpoint: Checkpoint
-    model: HubModel | None
-
-    @property
-    def commit(self) -> str | None:
-        return None if self.model is None else self.model.commit
-
-
-def open_headers(argument: str, *, head: bool = False) -> Headers:
-    """argument: a folder, a GGUF file, or the id of a model on the hub. head: whether it is a head's, whose weights may
-    be pickled, or a target's. No values of tensors are read. Raises ExportError."""
-    stored = _stored_headers(argument, head)
-    if not head:
-        return replace(stored, checkpoint=agreeing(stored.checkpoint))
-    return replace(stored, checkpoint=replace(stored.checkpoint, tensors=unwrapped(stored.checkpoint.tensors)[0]))
-
-
-def _stored_headers(argument: str, pickled: bool) -> Headers:
+def open_headers(argument: str, *, head: bool = False) -> tuple[Checkpoint, HubModel | None]:
+    """Returns a checkpoint, and the model of the hub that it is of, if it is one. No values of tensors are read.
+    argument: a folder, a GGUF file, or the id of a model on the hub. head: whether it is a head's, whose weights may be
+    pickled, or a target's. Raises ExportError."""
     name = hub_id(argument)
-    if name is not None:
-        model = look_up(name, pickled=pickled)
-        return Headers(open_hub_headers(model), model)
-    folder = Path(argument)
+    model = None if name is None else look_up(name, pickled=head)
+    stored = _local_headers(Path(argument), head) if model is None else open_hub_headers(model)
+    return (replace(stored, tensors=unwrapped(stored.tensors)[0]) if head else agreeing(stored)), model
+
+
+def _local_headers(folder: Path, pickled: bool) -> Checkpoint:
     weights = pickled_weights(folder) if pickled else None
     if weights is None:
-        return Headers(open_stored(folder), None)
+        return open_stored(folder)
     config = read_json(folder / "config.json")
     with weights.open("rb") as file:
-        return Headers(Checkpoint(folder, config, pickled_tensors(file, weights)), None)
+        return Checkpoint(folder, config, pickled_tensors(file, weights))
 
 
 def fetched(target: str, draft: str | None, bundle: Path) -> tuple[Path, Path | None, dict[str, str]]:
@@ -62,14 +46,15 @@ def fetched(target: str, draft: str | None, bundle: Path) -> tuple[Path, Path | 
         with disk_errors(bundle):
             check_destination(bundle.absolute())
         opened = {role: open_headers(argument, head=role == "draft") for role, argument in arguments.items()}
-        facts = target_facts(opened["target"].checkpoint)
+        checkpoint = opened["target"][0]
+        facts = target_facts(checkpoint)
         problems = list(facts.problems)
         if draft is not None:
-            problems += head_facts(opened["draft"].checkpoint, facts, opened["target"].checkpoint).problems
+            problems += head_facts(opened["draft"][0], facts, checkpoint).problems
         for problem in problems:
             raise ExportError(f"{problem}; no weights were downloaded")
-        for role, headers in opened.items():
-            if (model := headers.model) is not None:
+        for role, (_, model) in opened.items():
+            if model is not None:
                 folders[role] = download(model, texts=role == "target")
                 sources[f"{role}: {model.id.name}"] = model.commit
     go_offline()

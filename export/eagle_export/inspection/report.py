@@ -57,15 +57,16 @@ def inspect(target: str, draft: str | None, context: int | None = None) -> Repor
     or all that the target has if they are fewer. Raises ExportError for what cannot be read."""
     if context is not None and context < 1:
         raise ExportError(f"the context is {context} tokens, but must be 1 or more")
-    opened = open_headers(target)
-    facts, checkpoint = target_facts(opened.checkpoint), without_prediction_layers(opened.checkpoint)
+    whole, model = open_headers(target)
+    facts, checkpoint = target_facts(whole), without_prediction_layers(whole)
     if context is not None and facts.context is not None and context > facts.context:
         raise ExportError(f"the context is {context} tokens, but {target} has {facts.context} at most")
     tokens = context or min(CONTEXT, facts.context or CONTEXT)
-    of_head = None if draft is None else open_headers(draft, head=True)
-    head = None if of_head is None else head_facts(of_head.checkpoint, facts, checkpoint)
+    drafting, its_model = (None, None) if draft is None else open_headers(draft, head=True)
+    head = None if drafting is None else head_facts(drafting, facts, checkpoint)
     needed = () if facts.problems else needs(facts, checkpoint, head, tokens)
-    return Report(facts, opened.commit, head, None if of_head is None else of_head.commit, tokens, needed)
+    commit, its_commit = (None if each is None else each.commit for each in (model, its_model))
+    return Report(facts, commit, head, its_commit, tokens, needed)
 
 
 def places(need: Need, machine: Place | None) -> list[Place]:

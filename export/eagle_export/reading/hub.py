@@ -120,13 +120,11 @@ def open_headers(model: HubModel) -> Checkpoint:
     tensors: dict[str, StoredTensor] = {}
     with _errors(model.id):
         for name in model.weights:
-            if name in PICKLED_FILES and model.cached is not None:
-                with (model.cached / name).open("rb") as local:
-                    tensors |= pickled_tensors(local, where / name)
-                continue
             if name in PICKLED_FILES:
                 system = HfFileSystem(endpoint=api.endpoint, token=api.token)
-                with system.open(f"{model.id.name}@{model.commit}/{name}", block_size=1 << 16) as file:
+                remote = f"{model.id.name}@{model.commit}/{name}"
+                cached = None if model.cached is None else model.cached / name
+                with system.open(remote, block_size=1 << 16) if cached is None else cached.open("rb") as file:
                     tensors |= pickled_tensors(file, where / name)
                 continue
             header = api.parse_safetensors_file_metadata(model.id.name, name, revision=model.commit)
