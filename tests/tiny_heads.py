@@ -9,13 +9,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from conftest import GOLDEN
-from eagle_export.graphs.head_modules import build_head
+from eagle_export.graphs.head_modules import build_any_head
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.layouts import official
 from eagle_export.heads.reading import read_head_config
 from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_runtime.bundle.manifest import HeadKind
 from eagle_train.ttt import Head
+
+
+def build_head(config: HeadConfig) -> Head:
+    """An uninitialised head of the config's kind, one that drafts recurrently."""
+    head = build_any_head(config)
+    assert isinstance(head, Head)
+    return head
 
 
 def golden_head(folder: Path) -> tuple[Head, HeadConfig]:

@@ -22,11 +22,11 @@ from eagle_export.bundle import export
 from eagle_export.checking.certificate import compare_with_source
 from eagle_export.commands.cli import main
 from eagle_export.reading.checkpoint import open_checkpoint
-from eagle_export.recording.continuations import continuations
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.listed_files import verify_hashes
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, Certificate, read_manifest
 from eagle_runtime.text.tokenizer import Text
+from source_continuations import continuations
 from systems import read_tensors
 
 

@@ -23,7 +23,6 @@ import mtp_writers
 from conftest import GOLDEN
 from eagle_export.base.errors import ExportError
 from eagle_export.graphs.eager import eager_head, eager_weights
-from eagle_export.graphs.head_modules import build_head
 from eagle_export.graphs.pair import HeadPart, Pair, build_graphs, open_pair, weight_sources
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle3 import Eagle3Head
@@ -48,6 +47,7 @@ from head_writers import (
     vllm_eagle3,
 )
 from systems import read_tensors
+from tiny_heads import build_head
 
 
 def with_qk_norm(tensors: Tensors, prefix: str) -> Tensors:

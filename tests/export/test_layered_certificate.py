@@ -22,9 +22,9 @@ from eagle_export.checking.head_check import Continued, check_head
 from eagle_export.graphs.pair import open_pair
 from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_export.reading.families.source import load_source
-from eagle_export.recording.continuations import continuations
 from eagle_export.recording.layered_continuations import verified_continuations
 from eagle_runtime.bundle.manifest import read_manifest
+from source_continuations import continuations
 from systems import read_tensors
 
 DEMO = Path(__file__).parents[2] / "tools" / "demo_pair"

@@ -26,7 +26,6 @@ from eagle_export.checking import certificate
 from eagle_export.checking.head_check import Continued, HeadCheck, check_head
 from eagle_export.commands import cli
 from eagle_export.graphs.eager import eager_head, eager_weights, read_rows
-from eagle_export.graphs.head_modules import build_head
 from eagle_export.graphs.pair import HeadPart, build_graphs, left_out_note, open_pair
 from eagle_export.heads.eagle1 import PredictionHead
 from eagle_export.inspection.report import inspect
@@ -58,6 +57,7 @@ from mtp_writers import (
     trained_layer,
     write_folder,
 )
+from tiny_heads import build_head
 
 PROMPT = [5, 17, 3, 60, 41, 2, 33, 8, 19, 4, 55]
 SIZES = {

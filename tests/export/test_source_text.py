@@ -14,9 +14,9 @@ from eagle_calib.observe import SampleFile
 from eagle_export.checking.source_reading import reading_of_pair
 from eagle_export.graphs.pair import open_pair
 from eagle_export.reading.families.source import load_source
-from eagle_export.recording.continuations import continuations
 from eagle_export.recording.self_calibration import observe_source
 from eagle_export.recording.source_text import Greedy, Writer, sample
+from source_continuations import continuations
 from tiny_families import ROWS, Row, source_of
 
 

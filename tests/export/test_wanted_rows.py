@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from conftest import HEADS
-from eagle_export.graphs.head_modules import build_head
 from eagle_export.heads.config import HeadConfig
 from eagle_runtime.base.tree import additive_mask
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.ort.session import OrtSession
 from fakes import rows_of
+from tiny_heads import build_head
 
 WIDTH, ROWS, PAST = 16, 7, 3
 

@@ -17,10 +17,10 @@ from eagle_export.graphs.pair import build_graphs, open_pair
 from eagle_export.graphs.weights import save
 from eagle_export.recipes.graph import linears
 from eagle_export.recipes.smooth import Smooth, factors_of
-from eagle_export.recording.continuations import continuations
 from eagle_export.writing.settings import Settings
 from eagle_runtime.bundle.manifest import read_manifest
 from export_workplace import LAYERS, make_target
+from source_continuations import continuations
 
 DOWN, LM_HEAD = "model.layers.1.mlp.down_proj.weight", "lm_head.weight"
 PROMPT = [5, 17, 3, 60, 8, 101, 44]

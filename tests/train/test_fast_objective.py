@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from conftest import GOLDEN
-from eagle_export.graphs.head_modules import build_head
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
@@ -25,7 +24,7 @@ from eagle_train.precision import unhalved
 from eagle_train.rows import reaching, unroll_rows
 from eagle_train.taught import LOGIT_ROWS, Batch, StateLogits, Taught, WholeLogits, likeliest
 from plain_objective import distribution_loss, plain_eagle1, plain_eagle3
-from tiny_heads import golden_head, one_path, tiny
+from tiny_heads import build_head, golden_head, one_path, tiny
 
 STEPS = 4
 KEPT = torch.tensor([0, 2, 3, 5, 7, 8, 10])

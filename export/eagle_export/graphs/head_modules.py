@@ -75,10 +75,3 @@ MODULES: Mapping[HeadKind, HeadModules] = {
 def build_any_head(config: HeadConfig) -> AnyHead:
     """An uninitialised head of the config's kind."""
     return MODULES[config.kind].head(config)
-
-
-def build_head(config: HeadConfig) -> Eagle1Head | Eagle3Head:
-    """An uninitialised head of the config's kind, one that drafts recurrently."""
-    head = build_any_head(config)
-    assert isinstance(head, Eagle1Head | Eagle3Head)
-    return head

@@ -5,7 +5,7 @@ The source is the checkpoint, run by transformers on the CPU in fp32. Shapes: n 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from eagle_calib.errors import CalibrationError
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.recording.packed import load_packed
-from eagle_export.recording.source_text import Asked, Greedy, Writer, Written
+from eagle_export.recording.source_text import Asked, Writer, Written
 from eagle_runtime.base.errors import first_line
 from eagle_runtime.base.tree import Float
 
@@ -44,24 +44,13 @@ def run_errors(source: Path | Checkpoint, how: str = "", passing: type[Exception
         raise ExportError(f"transformers does not run {folder}{how} ({what})") from None
 
 
-def ask(source: Path | Checkpoint, asked: Asked) -> None:
-    """Lets a checkpoint write the texts that are asked for. source: as for load_source. Raises ExportError if
-    transformers cannot run it, and what `asked.look` raises."""
+def ask(source: Checkpoint, asked: Asked) -> None:
+    """Lets a checkpoint write the texts that are asked for. Raises ExportError if transformers cannot run it, and what
+    `asked.look` raises."""
     with run_errors(source):
         model = load_packed(source)
         _, written = Writer(model).write([], 0, (), asked.texts, asked.taps)
         asked.look(model, written)
-
-
-def continuations(
-    source: Path | Checkpoint, prompts: Sequence[Sequence[int]], eos: Collection[int], count: int
-) -> list[Continuation]:
-    """The greedy continuations of a checkpoint: at most `count` tokens after each prompt, up to the first eos,
-    included. Raises what `ask` does, and ExportError for logits that are not finite."""
-    results: list[Written] = []
-    texts = [Greedy(prompt, count, eos, with_logits=True) for prompt in prompts]
-    ask(source, Asked(texts, (), lambda _, written: results.extend(written)))
-    return [continuation(source if isinstance(source, Path) else source.folder, each) for each in results]
 
 
 def continuation(source: Path, written: Written) -> Continuation:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from eagle_export.base.parted import Array
+from eagle_export.recording.layered import batches
 
 SEED, DRAWS = 0, 2  # of the tokens that are drawn for each row
 TOKENS = 256  # of texts that are read at once
@@ -53,11 +54,10 @@ def column_importance(
     with torch.enable_grad(), _only_activations(model), ExitStack() as hooks:
         for name, layer in layers:
             hooks.enter_context(layer.register_forward_hook(partial(forward, name)))
-        read = 0
-        for texts in _batches(windows):
-            report(read)
-            read += len(texts)
-            logits = model(input_ids=torch.tensor(texts), use_cache=False).logits.flatten(0, 1).float()
+        for texts in batches([len(window) for window in windows], TOKENS):
+            report(texts.start)
+            ids = torch.tensor([list(windows[text]) for text in texts])
+            logits = model(input_ids=ids, use_cache=False).logits.flatten(0, 1).float()
             scores = logits.log_softmax(-1)
             for draw in range(DRAWS):
                 drawn = torch.multinomial(scores.detach().exp(), 1, generator=generator)
@@ -67,18 +67,6 @@ def column_importance(
         * np.float32(0.5 / (DRAWS * max(inputs[name], 1e-20)))
         for name, layer in layers
     }
-
-
-def _batches(windows: Sequence[Sequence[int]]) -> Iterator[list[list[int]]]:
-    """Yields texts of one length that follow each other, of TOKENS tokens at most or one alone."""
-    texts: list[list[int]] = []
-    for window in map(list, windows):
-        if texts and (len(window) != len(texts[0]) or (len(texts) + 1) * len(window) > TOKENS):
-            yield texts
-            texts = []
-        texts.append(window)
-    if texts:
-        yield texts
 
 
 @contextmanager

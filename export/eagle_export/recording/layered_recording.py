@@ -99,14 +99,14 @@ def observe_layers(
             _keep_tap(folder, model, tapped)
         while model.next < len(model.layers):
             number, count = model.next, len(model.layers)
-            of_layer = LayerInputs.of(model.layers[number], f"model.layers.{number}.")
+            of_layer = LayerInputs(model.layers[number], f"model.layers.{number}.")
             for text in model.run_layer():
                 report(f"recording inputs (layer {number + 1} of {count}, text {text + 1} of {len(model.hidden)})")
             spilled.add(of_layer.observed())
             if model.next in taps:
                 _keep_tap(folder, model, tapped)
             _save(folder, model, spilled, tapped)
-        inputs = LayerInputs(())
+        inputs = LayerInputs(torch.nn.Identity())
         ends = [model.last_hidden(text) for text in range(len(windows))]
         for end in ends:
             inputs.add(LM_HEAD, end)

@@ -111,7 +111,7 @@ def _own_text(
     are sampled like others, and a text goes on after one. Returns the texts, the inputs that were recorded while they
     were written, and what was asked for besides."""
     taps = set[int]() if head is None else {-1, *head.config.taps}
-    inputs = LayerInputs.of(model, without=LM_HEAD, file=file)  # which is run for the last row of a pass alone
+    inputs = LayerInputs(model, without=LM_HEAD, file=file)  # which is run for the last row of a pass alone
 
     def show(done: int, total: int) -> None:
         report(f"generating text to calibrate on ({done} of {total} tokens)")
@@ -153,34 +153,26 @@ def _importance(
 
 
 class LayerInputs:
-    """Statistics of what layers of a torch module read while it runs. Layers that read one tensor share them."""
-
-    @classmethod
-    def of(
-        cls, module: torch.nn.Module, prefix: str = "", without: str = "", file: SampleFile | None = None
-    ) -> LayerInputs:
-        """Records all linear layers of a module but one, those of experts included. prefix: of the module's name.
-        without: name of the weight of a layer that is not recorded. file: as for __init__."""
-        return cls(
-            ((prefix + name, layer) for name, layer in linears(module) if name != without),
-            ((prefix + name, experts) for name, experts in fused_experts(module)),
-            file,
-        )
+    """Statistics of what the linear layers of a torch module read while it runs, those of experts included. Layers that
+    read one tensor share them."""
 
     def __init__(
-        self,
-        layers: Iterable[tuple[str, torch.nn.Module]],
-        mixtures: Iterable[tuple[str, torch.nn.Module]] = (),
-        file: SampleFile | None = None,
+        self, module: torch.nn.Module, prefix: str = "", without: str = "", file: SampleFile | None = None
     ) -> None:
-        """layers: weight name and layer. mixtures: `fused_experts`. file: where rows are kept, None for the memory."""
+        """prefix: of the module's name. without: name of the weight of a layer that is not recorded. file: where rows
+        are kept, None for the memory."""
         self.file = file
         self._statistics: dict[str, InputStatistics] = {}
         self._same_input: dict[str, str] = {}  # layer -> the layer before it that reads the same tensor
         self._last: tuple[Any, str] = (None, "")  # the tensor that a layer read last, and that layer
         self._counted = (1, 1)
-        self._hooks = [layer.register_forward_pre_hook(partial(self._record, name)) for name, layer in layers]
-        self._hooks += [part.register_forward_pre_hook(partial(self._record_experts, name)) for name, part in mixtures]
+        self._hooks = [
+            layer.register_forward_pre_hook(partial(self._record, prefix + name))
+            for name, layer in linears(module)
+            if name != without
+        ]
+        for name, part in fused_experts(module):
+            self._hooks.append(part.register_forward_pre_hook(partial(self._record_experts, prefix + name)))
 
     def count(self, texts: int, batch: int) -> None:
         """Records the first `texts` of the `batch` texts of each pass from now on."""
@@ -269,9 +261,8 @@ class HeadInputs(LayerInputs):
     def __init__(self, part: HeadPart, head: AnyHead, file: SampleFile | None = None) -> None:
         """head: as eager_head returns it. file: as for LayerInputs."""
         self._config, self._head = part.config, head
-        borrowed = LM_HEAD if part.config.borrows_lm_head else None  # has the target's name, and its inputs there
-        layers = ((f"head.{name}", layer) for name, layer in linears(self._head) if name != borrowed)
-        super().__init__(layers, file=file)
+        borrowed = LM_HEAD if part.config.borrows_lm_head else ""  # has the target's name, and its inputs there
+        super().__init__(head, "head.", borrowed, file)
 
     def read(self, tokens: Tensor, hidden: Any) -> None:
         """tokens [B, T]; hidden: the target's hidden states for them, as `features_of` takes them."""
@@ -302,7 +293,7 @@ def _observed(
     file: SampleFile | None,
 ) -> Listed:
     """Reads every window as a prompt. file: as for LayerInputs."""
-    inputs = LayerInputs.of(model, file=file)
+    inputs = LayerInputs(model, file=file)
 
     def read() -> Iterator[tuple[Tensor, Hidden]]:
         for number, window in enumerate(windows):

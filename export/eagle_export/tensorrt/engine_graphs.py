@@ -19,7 +19,6 @@ from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.graph import TensorSpec, past_names
 from eagle_runtime.bundle.manifest import Manifest
 from eagle_runtime.trt.engine_file import TableSpec
-from eagle_runtime.trt.fixed_shapes import KEPT_ROWS
 
 ROWS_AT_ONCE = 4096  # of a table that is written
 
@@ -62,7 +61,7 @@ def engine_graphs(bundle: Path, manifest: Manifest, rows: int) -> Iterator[Engin
     keys = next(value for value in graph.inputs if value.name == past[0])
     (features,) = (value for value in graph.outputs if value.name == "features")
     width = size_of(keys, 2) * size_of(keys, 3)
-    keep = keep_graph(len(past), rows, width, size_of(features, 2), KEPT_ROWS, dtype_of(graph))
+    keep = keep_graph(len(past), rows, width, size_of(features, 2), dtype_of(graph))
     yield _engine_graph("keep", keep, source, 0, {})
 
 

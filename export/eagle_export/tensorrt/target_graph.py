@@ -23,6 +23,7 @@ from eagle_export.tensorrt.compose import (
     table_of,
 )
 from eagle_runtime.bundle.graph import past_names, present_names
+from eagle_runtime.trt.fixed_shapes import KEPT_ROWS
 
 TOP = 64  # likeliest tokens of a row; more than the 50 of Hugging Face's usual top-k
 WATCHED = 88  # tokens of a row that may win by their random number; with 64 rows, 64 kB go down in a cycle
@@ -78,19 +79,17 @@ def target_graph(source: Path) -> ir.Model:
     return write.model([*inputs.values()], outputs, "target")
 
 
-def keep_graph(
-    arrays: int, rows: int, width: int, features: int, kept: int, dtype: ir.DataType = ir.DataType.FLOAT16
-) -> ir.Model:
+def keep_graph(arrays: int, rows: int, width: int, features: int, dtype: ir.DataType) -> ir.Model:
     """Returns the graph that gathers the rows of an accepted path.
 
     Inputs: new [A, S, W]: keys and values of the last forward pass, of which layer i's are the arrays 2i and 2i + 1;
-    features [S, Hd]; path [n]. Outputs: kept [A, n, W], kept_features [n, Hd]. arrays, rows, width, features, kept: A,
-    S, W, Hd, n; dtype: of both."""
+    features [S, Hd]; path [n], n = KEPT_ROWS. Outputs: kept [A, n, W], kept_features [n, Hd]. arrays, rows, width,
+    features: A, S, W, Hd; dtype: of both."""
     write = Writer()
     new, states = ir.val("new", dtype, [arrays, rows, width]), ir.val("features", dtype, [rows, features])
-    path = ir.val("path", INT, [kept])
+    path = ir.val("path", INT, [KEPT_ROWS])
     outputs = [
-        named(write.take(new, path, axis=1), "kept", dtype, [arrays, kept, width]),
-        named(write.take(states, path, axis=0), "kept_features", dtype, [kept, features]),
+        named(write.take(new, path, axis=1), "kept", dtype, [arrays, KEPT_ROWS, width]),
+        named(write.take(states, path, axis=0), "kept_features", dtype, [KEPT_ROWS, features]),
     ]
     return write.model([new, states, path], outputs, "keep")

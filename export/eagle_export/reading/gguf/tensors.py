@@ -52,18 +52,20 @@ class GgufTensor(StoredTensor):
 
     def read(self) -> torch.Tensor:
         """Reads the tensor, in fp32 if its type has blocks or something was added; no other tensor is loaded."""
-        stored = np.memmap(self.file, np.uint8, "r", self.offset, (self._rows, self.row_bytes))
-        values = _values(stored, self.kind).reshape(self.shape)
+        values = self._some(slice(None)).reshape(self.shape)
         if self.heads:
             rest = self.shape[1:]
             values = values.reshape(self.heads, -1, 2, *rest).transpose(1, 2).reshape(self.shape).contiguous()
-        return values.float() - self.added if self.added else values
+        return values
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
         """Reads a range along the first axis; all of a tensor whose rows are in another order."""
         if self.heads or len(self.shape) != 2:
             return StoredTensor.rows(self, start, stop)
-        stored = np.memmap(self.file, np.uint8, "r", self.offset, (self._rows, self.row_bytes))[start:stop]
+        return self._some(slice(start, stop))
+
+    def _some(self, rows: slice) -> torch.Tensor:
+        stored = np.memmap(self.file, np.uint8, "r", self.offset, (self._rows, self.row_bytes))[rows]
         values = _values(stored, self.kind)
         return values.float() - self.added if self.added else values
 
