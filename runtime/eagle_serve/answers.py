@@ -10,14 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from eagle_runtime import Part, Piece, Result, Token
-from eagle_serve.dialect import Body, Dialect, Read
+from eagle_serve.dialect import Body, Dialect, Read, Writer
 from eagle_serve.engine import Engine
-from eagle_serve.errors import ApiError
-from eagle_serve.figures import drafting, finite, logprob, message_of, shown, timings
-from eagle_serve.frames import DONE, EVENTS, comment, event
+from eagle_serve.figures import figures, finite, logprob, message_of, shown, text_of
+from eagle_serve.frames import DONE, event
 from eagle_serve.jobs import Job
-from eagle_serve.prepared import Prepared
-from eagle_serve.request import Request
+from eagle_serve.request import Prepared, Request
 
 
 class Together:
@@ -59,38 +57,31 @@ class Together:
         return counts
 
 
-class Answer:
+class Answer(Writer):
     """Writes one answer. Pieces are added in order; what is written depends on the request."""
 
-    media_type = EVENTS
-
     def __init__(self, engine: Engine, job: Job, together: Together) -> None:
-        self._engine = engine
-        self._job = job
+        super().__init__(engine, job)
         self._request = job.prepared.request
         self._chat = self._request.endpoint == "chat"
         self._taken_apart = "form" in job.prepared.settings
         self._together = together
-        self._tokens: list[Token] = []
         self._length = 0  # characters written so far
 
-    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """The answer in one object."""
-        result = pieces[-1].result
-        assert result is not None
+    def whole(self, pieces: Sequence[Piece], result: Result) -> dict[str, Any]:
         tokens = [token for piece in pieces for token in self._shown(piece)]
         self._together.end(self._job.prepared, result)
         choice: dict[str, Any] = {"index": self._job.prepared.index, "finish_reason": self._reason(result)}
         if self._chat:
-            choice["message"] = {**self._message(message_of(pieces)), "refusal": None}
+            choice["message"] = {**self._message(message_of(pieces, result)), "refusal": None}
         else:
-            choice["text"] = self._job.prepared.echo + ("" if self._request.echoes_alone else _text(pieces))
+            choice["text"] = self._job.prepared.echo + ("" if self._request.echoes_alone else text_of(pieces))
         choice["logprobs"] = self._logprobs([*self._echoed(result.prompt), *tokens])
         return {
             **self._together.head,
             "choices": [choice],
             "usage": self._together.usage(),
-            **self._figures(result, self._traced(tokens)),
+            **figures(result, self._job, self._traced(tokens)),
         }
 
     def begin(self) -> bytes:
@@ -111,14 +102,6 @@ class Answer:
             return event(self._last(result))
         counts = event(self._counts()) if self._request.include_usage else b""
         return event(self._last(result)) + counts + DONE
-
-    def failed(self, error: ApiError) -> bytes:
-        """The error as an event."""
-        return event(error.data)
-
-    def waiting(self, state: str) -> bytes:
-        """A comment."""
-        return comment(state)
 
     def _chunks(self, piece: Piece) -> list[dict[str, Any]]:
         """The chunks of a piece: one, or one for each of its parts; none for a piece without text."""
@@ -162,7 +145,7 @@ class Answer:
 
     def _last(self, result: Result) -> dict[str, Any]:
         chunk = self._chunk({"delta": {}} if self._chat else {"text": ""}, self._reason(result))
-        return {**chunk, **self._figures(result, {})}
+        return {**chunk, **figures(result, self._job)}
 
     def _counts(self) -> dict[str, Any]:
         return {**self._chunk({}, None), "choices": [], "usage": self._together.usage()}
@@ -209,15 +192,6 @@ class Answer:
         if not self._request.trace:
             return {}
         return {"tokens": [{"id": token.id, "text": token.text, "drafted": token.drafted} for token in tokens]}
-
-    def _figures(self, result: Result, traced: dict[str, Any]) -> dict[str, Any]:
-        """llama.cpp's `timings`, and what is EAGLE's own, with the tokens that were traced."""
-        job = self._job
-        return {"timings": timings(result, job), "eagle": {**drafting(result, job), **traced}}
-
-
-def _text(pieces: Sequence[Piece]) -> str:
-    return "".join(piece.text for piece in pieces)
 
 
 def write(engine: Engine, jobs: Sequence[Job], body: Body) -> Sequence[Answer]:

@@ -285,8 +285,8 @@ async def _generate(service: Service, http: HttpRequest, dialect: Dialect) -> Re
     answers = dict(zip(asked, dialect.write(engine, asked, body), strict=True))
     if request.stream:
         return EventStream(answers, events, jobs, service.metrics, limits, headers)
-    pieces = await whole(asked, events, jobs, service.metrics, http.receive)
-    wholes = [answers[job].whole(pieces[job]) for job in asked]
+    told = await whole(asked, events, jobs, service.metrics, http.receive)
+    wholes = [answer.whole(*one) for answer, one in zip(answers.values(), told, strict=True)]
     return _json(wholes[0] if dialect.join is None else dialect.join(wholes), headers)
 
 

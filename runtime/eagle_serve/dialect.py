@@ -3,13 +3,15 @@ written. responses.py, ollama.py and llama_cpp.py are such APIs besides OpenAI's
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from eagle_runtime import Piece, Result
 from eagle_serve.engine import Engine
 from eagle_serve.errors import ApiError, unsupported
+from eagle_serve.frames import EVENTS, comment, event
 from eagle_serve.jobs import Job
 from eagle_serve.refused import Endpoint
 from eagle_serve.request import Request
@@ -17,28 +19,38 @@ from eagle_serve.request import Request
 Body = Mapping[str, Any]
 
 
-class Writer(Protocol):
-    """Writes one answer: whole, or as bytes of a stream, of which `b""` is none."""
+class Writer(ABC):
+    """Writes one answer: whole, or as bytes of a stream, of which `b""` is none. media_type: of the stream."""
 
-    media_type: str  # of the stream
+    media_type = EVENTS
 
-    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """The answer in one object."""
+    def __init__(self, engine: Engine, job: Job) -> None:
+        self._engine = engine
+        self._job = job
+
+    @abstractmethod
+    def whole(self, pieces: Sequence[Piece], result: Result) -> dict[str, Any]:
+        """The answer in one object. pieces: all; result: of the last."""
 
     def begin(self) -> bytes:
         """What comes before the first piece."""
+        return b""
 
+    @abstractmethod
     def add(self, piece: Piece) -> bytes:
         """What a piece adds."""
 
+    @abstractmethod
     def end(self, result: Result) -> bytes:
         """What comes after the last piece."""
 
     def failed(self, error: ApiError) -> bytes:
         """The end of a stream that fails."""
+        return event(error.data)
 
     def waiting(self, state: str) -> bytes:
         """What is sent while nothing comes."""
+        return comment(state)
 
 
 def each(writer: Callable[[Engine, Job, Body], Writer]) -> Callable[[Engine, Sequence[Job], Body], Sequence[Writer]]:

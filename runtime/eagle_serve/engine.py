@@ -18,8 +18,7 @@ from eagle_serve.jobs import Job
 from eagle_serve.metrics import Metrics
 from eagle_serve.options import Options
 from eagle_serve.prefixes import Prefixes
-from eagle_serve.prepared import Prepared
-from eagle_serve.request import Request
+from eagle_serve.request import Prepared, Request
 
 # The runtime's name of a setting -> the field that gave it, for errors.
 FIELDS = {

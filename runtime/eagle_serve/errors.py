@@ -9,6 +9,8 @@ from typing import Any
 
 from eagle_runtime import EagleError
 
+# What JSON calls values, with the article.
+KINDS = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "a list", dict: "an object"}
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -49,27 +51,12 @@ def unsupported(param: str, reason: str) -> ApiError:
 
 def wrong_type(param: str, value: object, wanted: str) -> ApiError:
     """The error of a value of another JSON type than the field's."""
-    return ApiError(400, "invalid_type", f"{param} is {json_type(value)}, but must be {wanted}", param)
+    return ApiError(400, "invalid_type", f"{param} is {KINDS.get(type(value), 'null')}, but must be {wanted}", param)
 
 
 def wrong_value(param: str, reason: str) -> ApiError:
     """The error of a value of the right type that means nothing or lies out of range."""
     return ApiError(400, "invalid_value", f"{param} {reason}", param)
-
-
-def json_type(value: object) -> str:
-    """What JSON calls a value, with its article."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, int):
-        return "an integer"
-    if isinstance(value, float):
-        return "a number"
-    if isinstance(value, str):
-        return "a string"
-    return "a list" if isinstance(value, list) else "an object"
 
 
 # `code` of the runtime's errors -> status and code of the answer. Any other one is an error of the server.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eagle_runtime import Part, Piece, Result, Token
@@ -26,11 +26,14 @@ def parts_of(piece: Piece, job: Job) -> tuple[Part, ...]:
     return (Part("content", piece.text),) if piece.text else ()
 
 
-def message_of(pieces: Sequence[Piece]) -> dict[str, Any]:
+def text_of(pieces: Sequence[Piece]) -> str:
+    """Their text."""
+    return "".join(piece.text for piece in pieces)
+
+
+def message_of(pieces: Sequence[Piece], result: Result) -> dict[str, Any]:
     """A finished answer as a message, as OpenAI's API has it."""
-    result = pieces[-1].result
-    assert result is not None
-    return dict(result.message or {"role": "assistant", "content": "".join(piece.text for piece in pieces)})
+    return dict(result.message or {"role": "assistant", "content": text_of(pieces)})
 
 
 def logprob(engine: Engine, token: Token) -> dict[str, Any]:
@@ -48,8 +51,12 @@ def finite(value: float | None) -> float:
     return LEAST_LOGPROB if value is None or not math.isfinite(value) else value
 
 
-def timings(result: Result, job: Job) -> dict[str, Any]:
-    """llama.cpp's `timings`."""
+def figures(result: Result, job: Job, traced: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """llama.cpp's `timings`, and what is EAGLE's own. traced: the tokens that were asked for, among the latter."""
+    return {"timings": _timings(result, job), "eagle": {**_drafting(result, job), **(traced or {})}}
+
+
+def _timings(result: Result, job: Job) -> dict[str, Any]:
     usage = result.usage
     prompt_n = usage.prompt_tokens - usage.cached_tokens
     return {
@@ -65,8 +72,7 @@ def timings(result: Result, job: Job) -> dict[str, Any]:
     }
 
 
-def drafting(result: Result, job: Job) -> dict[str, Any]:
-    """What is EAGLE's own."""
+def _drafting(result: Result, job: Job) -> dict[str, Any]:
     usage = result.usage
     return {
         "method": usage.method,

@@ -19,7 +19,7 @@ from typing import Literal
 from eagle_runtime import Cycle, EagleError, Piece, Wish
 from eagle_runtime.app.turn import AwaitedTurn
 from eagle_serve.errors import ApiError, error_of, wrong_value
-from eagle_serve.prepared import Prepared
+from eagle_serve.request import Prepared
 
 log = logging.getLogger("eagle_serve")
 Event = Piece | ApiError

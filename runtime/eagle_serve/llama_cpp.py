@@ -13,11 +13,11 @@ from typing import Any
 
 from eagle_runtime import Piece, Result, Token
 from eagle_serve.checks import a_list, boolean, ids, integer, text
-from eagle_serve.dialect import Body, Dialect, Read, each
+from eagle_serve.dialect import Body, Dialect, Read, Writer, each
 from eagle_serve.engine import Engine
-from eagle_serve.errors import ApiError, unsupported
-from eagle_serve.figures import drafting, finite, shown, timings
-from eagle_serve.frames import EVENTS, comment, event
+from eagle_serve.errors import unsupported
+from eagle_serve.figures import figures, finite, shown, text_of
+from eagle_serve.frames import event
 from eagle_serve.jobs import Job
 from eagle_serve.messages import parse_messages
 
@@ -59,30 +59,19 @@ def _prompt(value: object, engine: Engine) -> object:
     return found
 
 
-class CompletionAnswer:
+class CompletionAnswer(Writer):
     """Writes an answer of /completion."""
 
-    media_type = EVENTS
-
     def __init__(self, engine: Engine, job: Job, body: Body) -> None:
-        self._engine = engine
-        self._job = job
+        super().__init__(engine, job)
         self._body = body
-        self._tokens: list[int] = []
         self._text = ""
 
-    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """The answer in one object."""
-        result = pieces[-1].result
-        assert result is not None
+    def whole(self, pieces: Sequence[Piece], result: Result) -> dict[str, Any]:
         tokens = [token for piece in pieces for token in shown(piece)]
-        self._text = "".join(piece.text for piece in pieces)
+        self._text = text_of(pieces)
         told = [token.id for token in tokens] if self._body.get("return_tokens") else []
         return {**self._last(result), "content": self._text, "tokens": told, **self._probabilities(tokens)}
-
-    def begin(self) -> bytes:
-        """Nothing."""
-        return b""
 
     def add(self, piece: Piece) -> bytes:
         """The event of a piece."""
@@ -97,14 +86,6 @@ class CompletionAnswer:
     def end(self, result: Result) -> bytes:
         """The event with the counts."""
         return event(self._last(result))
-
-    def failed(self, error: ApiError) -> bytes:
-        """The error as an event."""
-        return event(error.data)
-
-    def waiting(self, state: str) -> bytes:
-        """A comment."""
-        return comment(state)
 
     def _probabilities(self, tokens: Sequence[Token]) -> dict[str, Any]:
         if self._job.prepared.request.logprobs is None:
@@ -144,8 +125,7 @@ class CompletionAnswer:
             if isinstance(stop.value, str)
             else "eos",
             "stopping_word": stop.value if isinstance(stop.value, str) else "",
-            "timings": timings(result, self._job),
-            "eagle": drafting(result, self._job),
+            **figures(result, self._job),
         }
 
     def _set(self) -> dict[str, Any]:

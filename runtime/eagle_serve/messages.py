@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from eagle_serve.checks import a_list, an_object, text
-from eagle_serve.errors import ApiError, unsupported, wrong_value
+from eagle_serve.errors import unsupported, wrong_type, wrong_value
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 RENAMED = {"developer": "system", "function": "tool"}
+TEXT = {"text": "text"}
 PASSED = ("name", "tool_call_id", "reasoning_content")  # text that templates of some models read
 
 
@@ -51,18 +53,19 @@ def _message(value: object, name: str) -> dict[str, Any]:
     return result
 
 
-def text_of(value: object, name: str) -> str:
-    """Returns a content, which is text or a list of text parts, as one text; parts are joined by line ends."""
+def text_of(value: object, name: str, fields: Mapping[str, str] = TEXT) -> str:
+    """Returns a content, which is text or a list of text parts, as one text; parts are joined by line ends. fields: the
+    types of parts that have text, and where it stands in them."""
     if isinstance(value, str):
         return text(value, name)
     if not isinstance(value, list):
-        raise ApiError(400, "invalid_type", f"{name} must be a string or a list of text parts", name)
+        raise wrong_type(name, value, "a string or a list of text parts")
     parts = []
     for index, item in enumerate(value):
         where = f"{name}[{index}]"
         part = an_object(item, where)
         kind = text(part.get("type"), f"{where}.type")
-        if kind != "text":
+        if kind not in fields:
             raise unsupported(where, f"is a part of type {kind[:40]!r}, but this model reads text alone")
-        parts.append(text(part.get("text"), f"{where}.text"))
+        parts.append(text(part.get(fields[kind]), f"{where}.{fields[kind]}"))
     return "\n".join(parts)

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from eagle_runtime import Part, Piece, Result
-from eagle_serve.dialect import Body
+from eagle_serve.dialect import Body, Writer
 from eagle_serve.engine import Engine
 from eagle_serve.errors import ApiError
 from eagle_serve.figures import logprob, message_of, parts_of, shown
@@ -23,30 +23,22 @@ def head(engine: Engine, body: Body) -> dict[str, Any]:
     return {"model": body.get("model") or f"{engine.names[0]}:latest", "created_at": now}
 
 
-class GenerateAnswer:
+class GenerateAnswer(Writer):
     """Writes an answer of /api/generate."""
 
     media_type = LINES
 
     def __init__(self, engine: Engine, job: Job, body: Body) -> None:
-        self._engine = engine
-        self._job = job
+        super().__init__(engine, job)
         self._body = body
         self._call: list[Part] = []  # of a tool, so far
 
-    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """The answer in one object."""
-        result = pieces[-1].result
-        assert result is not None
-        message = message_of(pieces)
+    def whole(self, pieces: Sequence[Piece], result: Result) -> dict[str, Any]:
+        message = message_of(pieces, result)
         calls = [_call(call["function"], index, call["id"]) for index, call in enumerate(message.get("tool_calls", ()))]
         said = self._said(message["content"] or "", message.get("reasoning_content", ""), [one for one in calls if one])
         logprobs = [one for piece in pieces for one in self._logprobs(piece)]
         return {**head(self._engine, self._body), **said, **self._end(result), **_named(logprobs)}
-
-    def begin(self) -> bytes:
-        """Nothing."""
-        return b""
 
     def add(self, piece: Piece) -> bytes:
         """A line for each part, and for each call that is whole."""

@@ -8,8 +8,9 @@ from typing import Any, Literal
 from eagle_serve.errors import unsupported
 
 Endpoint = Literal["chat", "completions"]
-OFF, ONE, ZERO = (False,), (1,), (0,)
+OFF, ON, ONE, ZERO, UNSET = (False,), (True,), (1,), (0,), ()
 EMPTY: tuple[object, ...] = ("", [], {})
+NO_TEXT, NO_LIST, NO_OBJECT = ((value,) for value in EMPTY)
 # The orders of llama.cpp's samplers that its clients spell out, being its defaults.
 ORDER = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
 DEFAULT_ORDERS = (ORDER, [name for name in ORDER if name != "top_n_sigma"], "edskypmxt", "edkypmxt")
@@ -20,119 +21,62 @@ OF_PENALTIES: dict[str, tuple[object, ...]] = {
     "repetition_penalty_range": (-1, 0),
     "penalize_nl": OFF,
 }
-# Field -> the values that ask for nothing. Of OpenAI's API, and of the servers and front ends that are named.
+# Values that ask for nothing, and the fields of which they do: of OpenAI's API, and of the servers and front ends that
+# are named.
 NEUTRAL: dict[str, tuple[object, ...]] = {
-    # OpenAI and Azure
-    "suffix": ("",),
-    "audio": (),
-    "web_search_options": (),
-    "moderation": (),
-    "data_sources": ([],),
-    # vLLM and SGLang
-    "use_beam_search": OFF,
-    "length_penalty": ONE,
-    "early_stopping": OFF,
-    "bad_words": ([],),
-    "allowed_token_ids": (),
-    "prompt_logprobs": OFF,
-    "prompt_embeds": (),
-    "include_stop_str_in_output": OFF,
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True, False),  # of special tokens, which are skipped
-    "truncate_prompt_tokens": (),
-    "return_token_ids": OFF,
-    "return_tokens_as_token_ids": OFF,
-    "logprob_token_ids": ([],),
-    "return_logprob": OFF,
-    "include_reasoning": (True,),
-    "separate_reasoning": (True,),
-    "documents": ([],),
-    "chat_template": ("",),
-    "continue_final_message": OFF,
-    "add_generation_prompt": (True,),
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": ("",),
-    "guided_choice": ([],),
-    "guided_grammar": ("",),
-    "guided_json_object": OFF,
-    "structural_tag": ("",),
-    "guided_whitespace_pattern": (),
-    "logits_processors": ([],),
-    "vllm_xargs": ({},),
-    "repetition_detection": (),
-    "thinking_token_budget": (-1,),
-    "regex": ("",),
-    "ebnf": ("",),
-    "stop_regex": EMPTY,
-    "no_stop_trim": OFF,
-    "custom_logit_processor": ("",),
-    "custom_params": ({},),
-    "lora_path": ("",),
-    "lora_adapter": ("",),
-    # llama.cpp
-    "grammar": ("",),
-    "json_schema": ({},),
-    "mirostat": ZERO,
-    "mirostat_mode": ZERO,
-    "typical_p": ONE,
-    "typ_p": ONE,
-    "tfs_z": ONE,
-    "xtc_probability": ZERO,
-    "dry_multiplier": ZERO,
-    "dynatemp_range": ZERO,
-    "top_n_sigma": (-1, 0),
-    "adaptive_target": (-1,),
-    "min_keep": (0, 1),
-    "samplers": (*EMPTY, *DEFAULT_ORDERS),
-    "n_indent": ZERO,
-    "t_max_predict_ms": (-1, 0),
-    "post_sampling_probs": OFF,
-    "reasoning_budget": (-1,),
-    "reasoning_budget_tokens": (-1,),
-    "reasoning_format": ("auto", "deepseek"),
-    "parse_tool_calls": (True,),
-    "lora": ([],),
-    # Hugging Face's TGI, transformers and text-generation-webui
-    "do_sample": (True,),
-    "num_beams": ONE,
-    "penalty_alpha": ZERO,
-    "top_a": ZERO,
-    "top_h": (),
-    "epsilon_cutoff": ZERO,
-    "eta_cutoff": ZERO,
-    "smoothing_factor": ZERO,
-    "temperature_last": OFF,
-    "no_repeat_ngram_size": ZERO,
-    "encoder_repetition_penalty": ONE,
-    "guidance_scale": ONE,
-    "negative_prompt": ("",),
-    "ban_eos_token": OFF,
-    "custom_token_bans": ("",),
-    "banned_strings": EMPTY,
-    "min_length": ZERO,
-    "min_new_tokens": ZERO,
-    "watermark": OFF,
-    "return_full_text": OFF,
-    "truncate": OFF,
-    "adapter_id": ("",),
-    "details": OFF,
-    "decoder_input_details": OFF,
-    "top_n_tokens": ZERO,
-    "rep_pen": ONE,
-    # Ollama, Mistral, DeepSeek, Anthropic
-    "format": ("",),
-    "options": ({},),
-    "system": ("",),
-    "template": ("",),
-    "context": ([],),
-    "raw": OFF,
-    "think": (),
-    "images": ([],),
-    "safe_prompt": OFF,
-    "thinking_budget": (-1,),
-    # this server's own, which stands in `eagle`
-    "constraint": (),
+    name: values
+    for values, names in (
+        # OpenAI and Azure
+        (UNSET, "audio web_search_options moderation"),
+        (NO_TEXT, "suffix"),
+        (NO_LIST, "data_sources"),
+        # vLLM and SGLang
+        (UNSET, "allowed_token_ids prompt_embeds truncate_prompt_tokens guided_json guided_whitespace_pattern"),
+        (UNSET, "repetition_detection"),
+        (OFF, "use_beam_search early_stopping prompt_logprobs include_stop_str_in_output return_token_ids"),
+        (OFF, "return_tokens_as_token_ids return_logprob continue_final_message guided_json_object no_stop_trim"),
+        (ON, "skip_special_tokens include_reasoning separate_reasoning add_generation_prompt"),
+        ((True, False), "spaces_between_special_tokens"),  # of special tokens, which are skipped
+        (ONE, "length_penalty"),
+        ((-1,), "thinking_token_budget"),
+        (NO_TEXT, "chat_template guided_regex guided_grammar structural_tag regex ebnf custom_logit_processor"),
+        (NO_TEXT, "lora_path lora_adapter"),
+        (NO_LIST, "bad_words logprob_token_ids documents guided_choice logits_processors"),
+        (NO_OBJECT, "structured_outputs vllm_xargs custom_params"),
+        (EMPTY, "stop_regex"),
+        # llama.cpp
+        (ZERO, "mirostat mirostat_mode xtc_probability dry_multiplier dynatemp_range n_indent"),
+        (ONE, "typical_p typ_p tfs_z"),
+        ((-1, 0), "top_n_sigma t_max_predict_ms"),
+        ((-1,), "adaptive_target reasoning_budget reasoning_budget_tokens"),
+        ((0, 1), "min_keep"),
+        ((*EMPTY, *DEFAULT_ORDERS), "samplers"),
+        (OFF, "post_sampling_probs"),
+        (ON, "parse_tool_calls"),
+        (("auto", "deepseek"), "reasoning_format"),
+        (NO_TEXT, "grammar"),
+        (NO_OBJECT, "json_schema"),
+        (NO_LIST, "lora"),
+        # Hugging Face's TGI, transformers and text-generation-webui
+        (UNSET, "top_h"),
+        (OFF, "temperature_last ban_eos_token watermark return_full_text truncate details decoder_input_details"),
+        (ON, "do_sample"),
+        (ONE, "num_beams encoder_repetition_penalty guidance_scale rep_pen"),
+        (ZERO, "penalty_alpha top_a epsilon_cutoff eta_cutoff smoothing_factor no_repeat_ngram_size min_length"),
+        (ZERO, "min_new_tokens top_n_tokens"),
+        (NO_TEXT, "negative_prompt custom_token_bans adapter_id"),
+        (EMPTY, "banned_strings"),
+        # Ollama, Mistral, DeepSeek, Anthropic
+        (UNSET, "think"),
+        (OFF, "raw safe_prompt"),
+        ((-1,), "thinking_budget"),
+        (NO_TEXT, "format system template"),
+        (NO_LIST, "context images"),
+        (NO_OBJECT, "options"),
+        # this server's own, which stands in `eagle`
+        (UNSET, "constraint"),
+    )
+    for name in names.split()
 }
 FORM = "send response_format, or eagle.constraint with a json_schema, regex, lark or choice"
 INSTEAD = dict.fromkeys(

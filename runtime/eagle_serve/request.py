@@ -82,6 +82,20 @@ class Request:
         return self.max_tokens == 0
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request made ready to decode. ids: of the whole prompt. settings: for the runtime. Everything about it was
+    checked, so that what can still fail is the engine. index: of this answer among those to the request; first: whether
+    it is its prompt's first. echo: what the answer begins with."""
+
+    request: Request
+    ids: tuple[int, ...]
+    settings: Mapping[str, Any]
+    index: int = 0
+    first: bool = True
+    echo: str = ""
+
+
 def parse_request(
     body: Mapping[str, Any], endpoint: Endpoint, options: Options, names: Sequence[str], own_penalty: float
 ) -> Request:

@@ -5,17 +5,18 @@ Text and function tools; nothing is kept from one request to the next. responses
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from eagle_serve.checks import a_list, an_object, boolean, integer, one_of, text
 from eagle_serve.dialect import Body, Dialect, Read, each
 from eagle_serve.engine import Engine
 from eagle_serve.errors import ApiError, unsupported, wrong_type, wrong_value
+from eagle_serve.messages import text_of
 from eagle_serve.responses_answer import ResponseAnswer
 
 PATH = "/v1/responses"
-TEXTS = ("input_text", "output_text", "text")
+TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # type of part -> its field
 REFUSALS = {
     "conversation": "names what was kept, but nothing is kept here; send the earlier items in input",
     "prompt": "names a template that OpenAI keeps; send its text in instructions and input",
@@ -129,7 +130,7 @@ def _goes_on(answer: Mapping[str, Any], said: Mapping[str, Any]) -> bool:
 def _of_answer(item: Mapping[str, Any], kind: str, where: str) -> dict[str, Any] | None:
     """What an item says of an answer of the model; None for other items."""
     if kind == "message" and item.get("role") == "assistant":
-        return {"role": "assistant", "content": _text(item.get("content"), f"{where}.content")}
+        return {"role": "assistant", "content": text_of(item.get("content"), f"{where}.content", TEXTS)}
     if kind == "reasoning":
         parts = a_list(item.get("content") or item.get("summary") or [], f"{where}.content")
         said = [text(an_object(part, f"{where}.content").get("text"), f"{where}.content") for part in parts]
@@ -144,37 +145,13 @@ def _of_answer(item: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]
 def _other(item: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
     if kind == "message":
         role = one_of(("user", "system", "developer"))(item.get("role"), f"{where}.role")
-        return {"role": role, "content": _text(item.get("content"), f"{where}.content")}
+        return {"role": role, "content": text_of(item.get("content"), f"{where}.content", TEXTS)}
     if kind == "function_call_output":
         call = text(item.get("call_id"), f"{where}.call_id")
-        return {"role": "tool", "tool_call_id": call, "content": _text(item.get("output"), f"{where}.output")}
+        return {"role": "tool", "tool_call_id": call, "content": text_of(item.get("output"), f"{where}.output", TEXTS)}
     if kind == "item_reference":
         raise unsupported(where, "refers to an item that was kept, but nothing is kept here; send the item itself")
     raise unsupported(where, f"is an item of type {kind[:40]!r}; messages, function calls and their outputs are read")
-
-
-def _text(value: object, name: str) -> str:
-    """A content, which is text or a list of text parts, as one text."""
-    if isinstance(value, str):
-        return text(value, name)
-    said: list[str] = []
-    for index, data in enumerate(_parts(value, name)):
-        where = f"{name}[{index}]"
-        part = an_object(data, where)
-        kind = text(part.get("type"), f"{where}.type")
-        if kind == "refusal":
-            said.append(text(part.get("refusal"), f"{where}.refusal"))
-        elif kind in TEXTS:
-            said.append(text(part.get("text"), f"{where}.text"))
-        else:
-            raise unsupported(where, f"is a part of type {kind[:40]!r}, but this model reads text alone")
-    return "\n".join(said)
-
-
-def _parts(value: object, name: str) -> Sequence[Any]:
-    if not isinstance(value, list):
-        raise wrong_type(name, value, "a string or a list of text parts")
-    return value
 
 
 RESPONSES = Dialect(

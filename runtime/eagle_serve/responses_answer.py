@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from eagle_runtime import Part, Piece, Result, Token
-from eagle_serve.dialect import Body
+from eagle_serve.dialect import Body, Writer
 from eagle_serve.engine import Engine
 from eagle_serve.errors import ApiError
-from eagle_serve.figures import drafting, logprob, parts_of, shown, timings
-from eagle_serve.frames import EVENTS, comment, named_event
+from eagle_serve.figures import figures, logprob, parts_of, shown
+from eagle_serve.frames import named_event
 from eagle_serve.jobs import Job
 
 ECHOED: Body = {
@@ -26,27 +26,20 @@ ECHOED: Body = {
 }  # fmt: skip
 
 
-class ResponseAnswer:
+class ResponseAnswer(Writer):
     """Writes one response. Its items grow as parts are added, whether it is streamed or not."""
 
-    media_type = EVENTS
-
     def __init__(self, engine: Engine, job: Job, body: Body) -> None:
-        self._engine = engine
-        self._job = job
+        super().__init__(engine, job)
         self._asked = {name: value for name, value in body.items() if value is not None}
         self._id = f"resp_{secrets.token_hex(16)}"
         self._created = int(time.time())
         self._output: list[dict[str, Any]] = []  # the last one may be unfinished
-        self._calls = 0
         self._number = 0  # of the next event
 
-    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """The response in one object."""
-        result = pieces[-1].result
-        assert result is not None
+    def whole(self, pieces: Sequence[Piece], result: Result) -> dict[str, Any]:
         for piece in pieces:
-            self._grow(piece)
+            self.add(piece)
         self._last(result)
         return self._response(result)
 
@@ -58,8 +51,14 @@ class ResponseAnswer:
         )
 
     def add(self, piece: Piece) -> bytes:
-        """The events of a piece."""
-        return self._grow(piece)
+        """Add a piece to the items; returns the events that tell of it. Log-probabilities of a piece stand at its first
+        part of a message."""
+        tokens: Sequence[Token] = shown(piece) if self._job.prepared.request.logprobs is not None else ()
+        events = b""
+        for part in parts_of(piece, self._job):
+            events += self._grow_by(part, tokens if part.kind == "content" else ())
+            tokens = () if part.kind == "content" else tokens
+        return events
 
     def end(self, result: Result) -> bytes:
         """The end of the last item, and the whole response."""
@@ -71,10 +70,6 @@ class ResponseAnswer:
         """The response so far with the error."""
         said = {"code": error.code if error.status < 500 else "server_error", "message": error.message}
         return self._event("response.failed", response={**self._response(None), "status": "failed", "error": said})
-
-    def waiting(self, state: str) -> bytes:
-        """A comment."""
-        return comment(state)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._number += 1
@@ -109,8 +104,7 @@ class ResponseAnswer:
         }
         if result is None:
             return response
-        figures = {"timings": timings(result, self._job), "eagle": drafting(result, self._job)}
-        return {**response, "usage": self._usage(result), **figures}
+        return {**response, "usage": self._usage(result), **figures(result, self._job)}
 
     def _usage(self, result: Result) -> dict[str, Any]:
         """The counts; tokens of reasoning are those of its text."""
@@ -125,16 +119,6 @@ class ResponseAnswer:
             },
             "total_tokens": usage.prompt_tokens + usage.new_tokens,
         }
-
-    def _grow(self, piece: Piece) -> bytes:
-        """Add a piece to the items; returns the events that tell of it. Log-probabilities of a piece stand at its first
-        part of a message."""
-        tokens: Sequence[Token] = shown(piece) if self._job.prepared.request.logprobs is not None else ()
-        events = b""
-        for part in parts_of(piece, self._job):
-            events += self._grow_by(part, tokens if part.kind == "content" else ())
-            tokens = () if part.kind == "content" else tokens
-        return events
 
     def _grow_by(self, part: Part, tokens: Sequence[Token]) -> bytes:
         events = b""

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from eagle_runtime import Piece
+from eagle_runtime import Piece, Result
 from eagle_serve.dialect import Writer
 from eagle_serve.errors import ApiError
 from eagle_serve.jobs import Event, Events, Job, Jobs
@@ -85,11 +85,11 @@ class EventStream:
                 content = b""
                 for job, event in news:
                     content += self._content(job, event)
-                    left -= is_last(event)
                     if isinstance(event, ApiError):  # which ends the stream, and with it the other answers
                         self._withdraw()
                         left = 0
                         break
+                    left -= event.result is not None
                 if not left:
                     await self._send(send, _body(content, more=False))
                     return True
@@ -130,14 +130,15 @@ class EventStream:
 
 async def whole(
     asked: Sequence[Job], events: Events, jobs: Jobs, metrics: Metrics, receive: Receive
-) -> dict[Job, list[Piece]]:
-    """Returns all pieces of a request's jobs. Raises ApiError, and ConnectionError if the client goes away; either
-    cancels the jobs."""
+) -> list[tuple[list[Piece], Result]]:
+    """Returns the pieces and the result of each of a request's jobs. Raises ApiError, and ConnectionError if the client
+    goes away; either cancels the jobs."""
     gone = asyncio.create_task(disconnected(receive))
     pieces: dict[Job, list[Piece]] = {job: [] for job in asked}
-    left, failed = len(asked), False
+    results: dict[Job, Result] = {}
+    failed = False
     try:
-        while left:
+        while len(results) < len(asked):
             news = asyncio.create_task(events.take())
             await asyncio.wait((news, gone), return_when=asyncio.FIRST_COMPLETED)
             if not news.done():
@@ -148,10 +149,11 @@ async def whole(
                     failed = True
                     raise event
                 pieces[job].append(event)
-                left -= is_last(event)
-        return pieces
+                if event.result is not None:
+                    results[job] = event.result
+        return [(pieces[job], results[job]) for job in asked]
     finally:
-        if left:
+        if len(results) < len(asked):
             for job in asked:
                 jobs.withdraw(job, "client")
             if not failed:
@@ -165,11 +167,6 @@ async def disconnected(receive: Receive) -> None:
     """Wait until the client goes away."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def is_last(event: Event) -> bool:
-    """Whether nothing comes after an event."""
-    return isinstance(event, ApiError) or event.result is not None
 
 
 def _body(content: bytes, *, more: bool = True) -> Message:

@@ -27,10 +27,8 @@ from eagle_runtime.core.rounds import Member, Wish
 from eagle_serve import Limits, Options
 from eagle_serve.errors import ApiError
 from eagle_serve.jobs import Event, Events, Job, Jobs
-from eagle_serve.prepared import Prepared
-from eagle_serve.request import Request
+from eagle_serve.request import Prepared, Request
 from eagle_serve.server import serving
-from eagle_serve.stream import is_last
 from patience import PATIENCE_S
 from raw_http import events, post, request
 from serve.clients import (
@@ -128,7 +126,7 @@ def test_jobs_share_rounds_and_a_whole_answer_is_told_at_its_end(stream: bool) -
     async def told(job: Job) -> list[list[Event]]:
         """What each look at the news brought."""
         looks: list[list[Event]] = []
-        while not looks or not is_last(looks[-1][-1]):
+        while not looks or looks[-1][-1] != LAST:
             news = await asyncio.wait_for(job.events.take(), PATIENCE_S)
             assert {one for one, _ in news} == {job}
             looks.append([event for _, event in news])
