@@ -126,12 +126,12 @@ class HeadMajorMachine(CacheMachine):
     """With many rows, so that the layout grows."""
 
     dtype: npt.DTypeLike = np.float32
-    all_read = True
+    native = False
 
     def __init__(self) -> None:
         super().__init__()
         shape = LAYERS, MANY, HEADS, WIDTH, PIECES
-        self.cache: HeadMajorCache = HeadMajorCache(*shape, self.dtype, all_read=self.all_read)
+        self.cache: HeadMajorCache = HeadMajorCache(*shape, self.dtype, native=self.native)
 
     def write(self, count: int) -> list[int]:
         tags = [next(self.tags) for _ in range(count)]
@@ -157,29 +157,22 @@ class HeadMajorMachine(CacheMachine):
         for array in self.cache.arrays:
             assert all(layer.flags.c_contiguous for layer in array)
             assert array.ctypes.data % ALIGNMENT == 0
-            assert not (self.all_read and array[:, :, :, self.cache.length :].any())
+            assert self.native or not array[:, :, :, self.cache.length :].any()
         assert self.cache.past == place_of(self.cache)
         written = self.cache.written
         assert self.cache.new == (*(array.ctypes.data for array in written), written[0].shape[1])
 
 
-class CommittedMachine(HeadMajorMachine):
-    """For a graph that reads committed columns alone: the others hold what they held."""
+class NativeMachine(HeadMajorMachine):
+    """For native operators, which read committed columns alone, so that the others hold what they held, and put rows
+    where they belong."""
 
-    all_read = False
+    native = True
 
     @invariant()
     def the_layout_grows_alone(self) -> None:
         assert self.cache.columns >= getattr(self, "most", 0)
         self.most = self.cache.columns
-
-
-class InPlaceMachine(CommittedMachine):
-    """Passes put rows where they belong."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cache = HeadMajorCache(LAYERS, MANY, HEADS, WIDTH, PIECES, all_read=False, in_place=True)
 
     def write(self, count: int) -> list[int]:
         tags = [next(self.tags) for _ in range(count)]
@@ -211,9 +204,9 @@ def marks(tags: list[int]) -> npt.NDArray[np.float64]:
 
 
 TestRows, TestHeadMajor, TestInt8 = RowsMachine.TestCase, HeadMajorMachine.TestCase, Int8Machine.TestCase
-TestCommitted, TestInPlace = CommittedMachine.TestCase, InPlaceMachine.TestCase
-TestRows.settings = TestHeadMajor.settings = TestInt8.settings = TestCommitted.settings = TestInPlace.settings = (
-    settings(max_examples=40, stateful_step_count=15, deadline=None)
+TestNative = NativeMachine.TestCase
+TestRows.settings = TestHeadMajor.settings = TestInt8.settings = TestNative.settings = settings(
+    max_examples=40, stateful_step_count=15, deadline=None
 )
 
 
@@ -228,7 +221,7 @@ def test_a_head_major_cache_shrinks_when_it_is_emptied() -> None:
 
 def test_a_layout_stays_where_columns_that_are_not_committed_are_not_read() -> None:
     """Sessions bind it anew for every number of rows where it changes."""
-    cache = HeadMajorCache(LAYERS, 20 * STEP, HEADS, WIDTH, PIECES, all_read=False)
+    cache = HeadMajorCache(LAYERS, 20 * STEP, HEADS, WIDTH, PIECES, native=True)
     place = cache.past
     for length in (1, 3 * STEP, 0, 2 * STEP):
         cache.pretend(length)
@@ -240,11 +233,11 @@ def test_a_layout_stays_where_columns_that_are_not_committed_are_not_read() -> N
     assert cache.columns == cache.nbytes == 0
 
 
-@pytest.mark.parametrize("all_read", [False, True])
+@pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.int8])
-def test_memory_that_a_shorter_text_does_not_need_is_freed(all_read: bool, dtype: npt.DTypeLike) -> None:
+def test_memory_that_a_shorter_text_does_not_need_is_freed(native: bool, dtype: npt.DTypeLike) -> None:
     """Otherwise a server's conversations all come to hold as much as the longest text that each of them ever had."""
-    cache = TightHeads(LAYERS, 20 * STEP, HEADS, WIDTH, PIECES, dtype, all_read=all_read)
+    cache = TightHeads(LAYERS, 20 * STEP, HEADS, WIDTH, PIECES, dtype, native=native)
     cache.pretend(18 * STEP)
     for number, array in enumerate(cache.arrays):
         array[:] = np.arange(array.size, dtype=np.int64).reshape(array.shape) % 120 + number
@@ -259,7 +252,7 @@ def test_memory_that_a_shorter_text_does_not_need_is_freed(all_read: bool, dtype
     for array, kept in zip(cache.read(), before, strict=True):
         np.testing.assert_array_equal(array, kept)
     assert cache.past == place_of(cache)
-    assert cache.columns <= FIRST and not (all_read and any(a[:, :, :, cache.length :].any() for a in cache.arrays))
+    assert cache.columns <= FIRST and (native or not any(a[:, :, :, cache.length :].any() for a in cache.arrays))
     with pytest.raises(AssertionError):
         cache.fit(STEP)
 
@@ -278,14 +271,14 @@ def test_rows_of_memory_that_a_shorter_text_does_not_need_are_freed() -> None:
 
 def test_memory_that_is_soon_needed_again_is_kept() -> None:
     """Taking it anew takes as long as some tokens."""
-    cache = HeadMajorCache(LAYERS, 20 * STEP, HEADS, WIDTH, PIECES, all_read=False)
+    cache = HeadMajorCache(LAYERS, 20 * STEP, HEADS, WIDTH, PIECES, native=True)
     cache.pretend(18 * STEP)
     cache.truncate(0)
     place = cache.past
     cache.fit(1)
     assert cache.past is place
     rows = 1 + KEPT // cache.token_bytes // STEP * STEP
-    large = HeadMajorCache(LAYERS, 2 * rows, HEADS, WIDTH, PIECES, all_read=False)
+    large = HeadMajorCache(LAYERS, 2 * rows, HEADS, WIDTH, PIECES, native=True)
     large.pretend(rows)
     large.truncate(0)
     large.fit(1)

@@ -19,21 +19,13 @@ import pytest
 from conftest import needs_operators
 from eagle_runtime.bundle.graph import OPERATORS
 from eagle_runtime.machine.kernels import is_damaged
-from eagle_runtime.ort.operators import LEAST_ONNXRUNTIME, native_operators
+from eagle_runtime.ort.operators import native_operators
 from systems import posix_only
 
 THREE = ("--prompt-ids", "5,6,7", "--max-new-tokens", "3", "--json")  # tokens, and nothing but messages on stderr
 SLOWER = "the portable graph runs, which takes twice as long as the native one or more: "
 INSTALLS = r"'pip install ./kernels' in a clone installs it \(docs/install\.md\)"
 OTHER = INSTALLS.replace("it", "the one of this version", 1)
-OLD_ONNXRUNTIME = """
-import importlib, pathlib, sys
-here = str(pathlib.Path(__file__).parents[1])
-sys.path.remove(here)
-del sys.modules["onnxruntime"]
-importlib.import_module("onnxruntime").__version__ = "1.16.3"
-sys.path.insert(0, here)
-"""
 
 
 def package(folder: Path, version: str = OPERATORS, change: Callable[[bytes], bytes] = bytes) -> Path:
@@ -149,22 +141,6 @@ def test_a_library_that_computes_other_numbers(bundle: Path, tmp_path: Path) -> 
     package(tmp_path, change=replaced(right, wrong))
     said = f"eagle-edge-kernels computes other numbers than it should here; {OTHER}"
     assert re.fullmatch(said, reason_of(bundle, tmp_path))
-
-
-@needs_operators
-def test_an_onnxruntime_that_is_too_old(bundle: Path, tmp_path: Path) -> None:
-    (tmp_path / "onnxruntime").mkdir()
-    (tmp_path / "onnxruntime" / "__init__.py").write_text(OLD_ONNXRUNTIME, encoding="utf-8")
-    assert reason_of(bundle, tmp_path) == (
-        "eagle-edge-kernels needs onnxruntime 1.17 or newer, and this is onnxruntime 1.16.3; "
-        "pip install --upgrade onnxruntime"
-    )
-
-
-def test_the_release_is_that_of_the_interface() -> None:
-    header = Path(__file__).parents[2] / "kernels" / "src" / "ort.hpp"
-    (version,) = re.findall(r"API_VERSION = (\d+);", header.read_text(encoding="utf-8"))
-    assert (1, int(version)) == LEAST_ONNXRUNTIME
 
 
 def test_who_chooses_the_portable_graph_is_told_nothing(bundle: Path, without: Path) -> None:

@@ -52,10 +52,6 @@ def _mapped(nbytes: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(memory, np.uint8)
 
 
-def _nothing(_: int) -> None:
-    """Before a growth that nobody counts."""
-
-
 class Cache(ABC):
     """The number of rows of a cache, wherever they are stored.
 
@@ -69,13 +65,13 @@ class Cache(ABC):
         """capacity: rows at most; caches in host memory are allocated for fewer, and grow."""
         self.capacity = capacity
         self.length = 0
-        self._before_growth: Callable[[int], None] = _nothing
-        self._kept = KEPT  # bytes that a shorter text does not free
+        self.watch_growth(None)
 
     def watch_growth(self, called: Callable[[int], None] | None) -> None:
         """called: with the bytes that are allocated next, before they are; None for nobody. Whoever watches has many
         caches, of which each would keep what its longest text took: so they keep nothing from text to text."""
-        self._before_growth, self._kept = called or _nothing, 0 if called else KEPT
+        self._before_growth = called or (lambda nbytes: None)
+        self._kept = 0 if called else KEPT  # bytes that a shorter text does not free
 
     @property
     def nbytes(self) -> int:
@@ -164,7 +160,12 @@ class KVCache(Cache):
         super().__init__(capacity)
         self.layers = layers
         self.rows = aligned_empty((2 * layers, min(FIRST, capacity), kv_heads, head_dim), dtype)
-        self.addresses = self._addresses()
+
+    @property
+    def addresses(self) -> list[int]:
+        """Where each array begins."""
+        first, size = self.rows.ctypes.data, self.rows.strides[0]
+        return [first + index * size for index in range(len(self.rows))]
 
     @property
     def nbytes(self) -> int:
@@ -177,8 +178,7 @@ class KVCache(Cache):
 
     def shrink(self) -> None:
         super().shrink()
-        self.rows = aligned_empty((len(self.rows), 0, *self.rows.shape[2:]), self.rows.dtype)
-        self.addresses = self._addresses()
+        self._reallocate(0)
 
     def make_room(self, rows: int) -> None:
         """See that `rows` more rows can be written after the committed ones."""
@@ -200,7 +200,6 @@ class KVCache(Cache):
         moved = aligned_empty((arrays, allocated, *shape), self.rows.dtype)
         moved[:, : self.length] = self.rows[:, : self.length]
         self.rows = moved
-        self.addresses = self._addresses()
 
     def read(self, most: int | None = None) -> list[npt.NDArray[np.generic]]:
         count = self.length if most is None else min(most, self.length)
@@ -217,9 +216,6 @@ class KVCache(Cache):
         super().pretend(0)
         self.make_room(length)
         super().pretend(length)
-
-    def _addresses(self) -> list[int]:
-        return [self.rows.ctypes.data + index * self.rows.strides[0] for index in range(len(self.rows))]
 
     def gather(self, path: Int) -> None:
         self.rows[:, self.length : self.length + len(path)] = self.rows[:, self.length + path]
@@ -258,14 +254,14 @@ class HeadMajorCache(Cache):
 
     It holds several arrays [layers, kv_heads, pieces, columns, width]: keys in one piece of head_dim and values in
     `pieces`; or, if dtype is int8, keys in head_dim pieces of one, values in one piece, and one fp32 scale per row of
-    each. They are laid out for `columns` rows, 0 only after `shrink`. For a graph that reads all columns, those not yet
-    committed hold zeros. When more rows are committed they are laid out anew, for STEP more rows or one more in SPARE:
-    then moving rows costs about as much per token as reading unused columns. For a graph that reads committed columns
-    alone they are laid out for as many as are allocated. `written` holds the rows of the last forward pass, as one
-    array [layers, T, kv_heads, pieces * width] for each, in `new_rows`. past, new: where `arrays` and `written` begin,
-    and their columns and rows; the same object as long as they stay there. `past` also has the bytes from a layer of
-    each array to the next, which depend on what is allocated: memory of another size may come back at an address that
-    was freed. If dtype is float16, `written` may be in float32, with values that float16 has."""
+    each. They are laid out for `columns` rows, 0 only after `shrink`. A portable graph reads all columns, so that those
+    not yet committed hold zeros. When more rows are committed they are laid out anew, for STEP more rows or one more in
+    SPARE: then moving rows costs about as much per token as reading unused columns. Native operators read committed
+    columns alone and put new rows after them, so for these they are laid out for as many as are allocated. `written`
+    holds the rows that a portable graph wrote last, as one array [layers, T, kv_heads, pieces * width] for each, in
+    `new_rows`. past, new: where `arrays` and `written` begin, and their columns and rows; the same object as long as
+    they stay there. `past` also has the bytes from a layer of each array to the next, which depend on what is
+    allocated: memory of another size may come back at an address that was freed."""
 
     def __init__(
         self,
@@ -276,17 +272,13 @@ class HeadMajorCache(Cache):
         pieces: int,
         dtype: npt.DTypeLike = np.float32,
         *,
-        written: Sequence[npt.DTypeLike] | None = None,
-        all_read: bool = True,
-        in_place: bool = False,
+        native: bool = False,
         new_rows: NewRows | None = None,
     ) -> None:
-        """written: types in which passes write a row of each array; None for those that are kept. all_read: whether the
-        graph reads columns that are not committed too. in_place: whether passes put new rows into the columns after the
-        committed ones too; then all_read is False. new_rows: of another cache of the same session; None makes some."""
+        """native: whether native operators compute the graph. new_rows: of another cache of the same session; None
+        makes some."""
         super().__init__(capacity)
-        self.in_place = in_place
-        self._all_read = all_read
+        self.in_place = native
         self._layers = layers
         self._most = -(-max(capacity, 1) // STEP) * STEP
         self._shapes = [(kv_heads, 1, head_dim), (kv_heads, pieces, head_dim // pieces)]
@@ -296,8 +288,7 @@ class HeadMajorCache(Cache):
             dtypes += [np.dtype(np.float32)] * 2
         self._dtypes = dtypes
         self._reallocate(min(FIRST, self._most))
-        of_rows = dtypes if written is None else [np.dtype(one) for one in written]
-        self.new_rows = NewRows(layers, self._shapes, of_rows) if new_rows is None else new_rows
+        self.new_rows = NewRows(layers, self._shapes, dtypes) if new_rows is None else new_rows
         self.written, self.new = self.new_rows.of(0)
         self._show(0)
         self.expect(0)
@@ -360,7 +351,7 @@ class HeadMajorCache(Cache):
     def truncate(self, length: int) -> None:
         before = self.length
         super().truncate(length)
-        if not self._all_read:
+        if self.in_place:
             return
         if length == 0:
             self._lay_out(min(self.columns, 1))
@@ -405,7 +396,7 @@ class HeadMajorCache(Cache):
             allocated = max(columns, min(max(2 * self._allocated, FIRST), self._most))
             self._before_growth(self.token_bytes * (allocated - self._allocated))
             self._reallocate(allocated)
-        if not self._all_read:
+        if self.in_place:
             columns = self._allocated
             if columns == self.columns:
                 return
@@ -419,7 +410,7 @@ class HeadMajorCache(Cache):
             for head in reversed(range(heads)):  # the last one moves first, so that nothing is overwritten
                 for piece in reversed(range(pieces)):
                     new[:, head, piece, : self.length] = old[:, head, piece, : self.length]
-                    if self._all_read:
+                    if not self.in_place:
                         new[:, head, piece, self.length :] = 0
 
 

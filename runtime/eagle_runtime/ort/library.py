@@ -34,7 +34,6 @@ Providers = Sequence[tuple[str, Mapping[str, str]]]
 CPU: Providers = (("CPUExecutionProvider", {}),)
 MEMORY_ADVICE = "choose a smaller context, export the bundle in int4, or close the process that holds the memory"
 VERSION = f"onnxruntime {ort.__version__}"
-RELEASE = tuple(map(int, re.findall(r"\d+", ort.__version__)[:2]))  # as in (1, 26)
 
 
 def open_graph(

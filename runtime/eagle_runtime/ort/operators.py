@@ -1,8 +1,8 @@
 """The native operators: loaded from the installed package eagle-edge-kernels and from nowhere else, since a library is
 code, and checked before a bundle is run with them.
 
-The checks are the version that bundles are made for, the release of ONNX Runtime, the processor's instruction sets, and
-one small graph whose results are known."""
+The checks are the version that bundles are made for, the processor's instruction sets, and one small graph whose
+results are known."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from eagle_runtime.bundle.graph import OPERATORS
 from eagle_runtime.machine.kernels import INSTALL, PACKAGE, installed_kernels
 from eagle_runtime.ort.texts import Announcement
 
-LEAST_ONNXRUNTIME = (1, 17)  # the first release with the interface that they use (kernels/src/ort.hpp)
 WIDTH = 8  # of the head in the graph that is tried
 OTHER = INSTALL.replace("installs it", "installs the one of this version")
 KEY, VALUE, QUERY = 0.5, 2.0, 1.5  # exact in every type, so that the result is known
@@ -27,8 +26,7 @@ KEY, VALUE, QUERY = 0.5, 2.0, 1.5  # exact in every type, so that the result is 
 @dataclass(frozen=True, slots=True)
 class Operators:
     """library: the shared library's path; None where it cannot be used, and then `reason` says why and what to do.
-    instructions: the instruction set that it uses here. announce_texts: see Announcement; None for a library without
-    it."""
+    instructions: the instruction set that it uses here. announce_texts: see Announcement; None without the library."""
 
     library: Path | None
     instructions: str = ""
@@ -56,33 +54,14 @@ def native_operators() -> Operators:
         instructions = library.eagle_instruction_set().decode()
         if instructions == "plain":
             return Operators(None, reason=f"{PACKAGE} has no kernels for this processor's instruction sets")
-        if old := _too_old():
-            return Operators(None, reason=old)
-        known = _gives_known_numbers(path)
+        announce, known = Announcement(library), _gives_known_numbers(path)
     except (OSError, AttributeError) as error:
         return Operators(None, reason=f"{PACKAGE} cannot be loaded ({str(error).splitlines()[0][:200]}); {OTHER}")
     except BackendError as error:
         return Operators(None, reason=f"{PACKAGE} does not run here ({error}); {OTHER}")
     if not known:
         return Operators(None, reason=f"{PACKAGE} computes other numbers than it should here; {OTHER}")
-    return Operators(path, instructions, announce_texts=_announcement(library))
-
-
-def _announcement(library: ctypes.CDLL) -> Announcement | None:
-    try:
-        return Announcement(library)
-    except AttributeError:
-        return None
-
-
-def _too_old() -> str:
-    """Why this ONNX Runtime has not what the operators use; empty where it has."""
-    from eagle_runtime.ort.library import RELEASE, VERSION
-
-    if RELEASE >= LEAST_ONNXRUNTIME:
-        return ""
-    least = ".".join(map(str, LEAST_ONNXRUNTIME))
-    return f"{PACKAGE} needs onnxruntime {least} or newer, and this is {VERSION}; pip install --upgrade onnxruntime"
+    return Operators(path, instructions, announce_texts=announce)
 
 
 def _gives_known_numbers(library: Path) -> bool:

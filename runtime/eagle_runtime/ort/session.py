@@ -152,7 +152,7 @@ class OrtSession(BoundSession):
 
     padding: how forward passes are padded so that kernels compute all rows alike (see exact_rows). exact: whether the
     graph was exported so that a row's bits do not depend on the other rows of the forward pass. native: whether it is
-    computed by the native operators. joins, most_texts: see JoiningSession; opening.joined_heads says whether a head's
+    computed by the native operators. joins, most_texts: see Session; opening.joined_heads says whether a head's
     session joins."""
 
     most_texts = MOST_TEXTS
@@ -175,12 +175,11 @@ class OrtSession(BoundSession):
         self.padding = RowPadding()
         self._past_specs = [spec.inputs[name] for name in self._past_names]
         self._pieces = pieces_of(spec)
-        self._written = [spec.outputs[name].dtype for name in self._new_names[: len(self._new_names) // self._layers]]
         self.exact = self._pieces is not None
         self._new_rows: NewRows | None = None  # of all caches
         self._by_rows: dict[int, Bound] = {}  # of the numbers of rows that trees have
         self._announce = None if operators is None else operators.announce_texts
-        self.joins = self.exact and self._announce is not None
+        self.joins = self.exact and self.native
 
     def close(self) -> None:
         self._by_rows.clear()  # each holds the engine, which has the weights mapped
@@ -197,20 +196,9 @@ class OrtSession(BoundSession):
     def new_cache(self, capacity: int) -> KVCache | HeadMajorCache:
         if self._pieces is None:
             return KVCache(self._layers, capacity, *self._row_shape, self._row.dtype)
-        keys = self._past_specs[0]
-        heads = self._row_shape[0]
-        cache = HeadMajorCache(
-            self._layers,
-            capacity,
-            heads,
-            row_size(keys) // heads,
-            self._pieces,
-            keys.dtype,
-            written=None if keys.dtype == "uint8" else self._written,
-            all_read=not self.native,
-            in_place=self._announce is not None,
-            new_rows=self._new_rows,
-        )
+        keys, heads = self._past_specs[0], self._row_shape[0]
+        sizes = self._layers, capacity, heads, row_size(keys) // heads, self._pieces
+        cache = HeadMajorCache(*sizes, keys.dtype, native=self.native, new_rows=self._new_rows)
         self._new_rows = cache.new_rows
         return cache
 
@@ -279,7 +267,7 @@ class OrtSession(BoundSession):
         if (place := cache.new) != bound.new:
             bound.new = ()
             for index, name in enumerate(self._new_names):
-                array = new[index % count][index // count].view(self._written[index % count])
+                array = new[index % count][index // count]
                 bound.binding.bind_output(name, "cpu", 0, array.dtype.type, (1, *array.shape), array.ctypes.data)
             bound.new = place
 
