@@ -207,13 +207,9 @@ def read_manifest(bundle: Path) -> Manifest:
         bundle_file(bundle, file)
     for file, digest in manifest.files.items():
         if not SHA256.fullmatch(digest):
-            raise BundleError(
-                f"{path}: {short_repr(digest)} is no SHA-256 of {short_repr(file)}; export the bundle again"
-            )
+            raise _wrong(path, f"{short_repr(digest)} is no SHA-256 of {short_repr(file)}")
     if unlisted := [file for file in used if file not in manifest.files]:
-        raise BundleError(
-            f"{path}: file {short_repr(unlisted[0])} is not listed under 'files'; export the bundle again"
-        )
+        raise _wrong(path, f"file {short_repr(unlisted[0])} is not listed under 'files'")
     return manifest
 
 
@@ -221,16 +217,12 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
     """Raises BundleError unless every graph has a precision, and inputs and outputs of the shapes that follow from
     the models' sizes."""
     if set(manifest.precision) != set(manifest.models):
-        raise BundleError(
-            f"{where}: precision is of {', '.join(sorted(manifest.precision)) or 'nothing'}, but the bundle holds "
-            f"{' and '.join(manifest.models)}; export the bundle again"
-        )
+        named = ", ".join(sorted(manifest.precision)) or "nothing"
+        raise _wrong(where, f"precision is of {named}, but the bundle holds {' and '.join(manifest.models)}")
     target, head = manifest.target, manifest.head
     if head is not None and head.form.block != (head.block is not None):
-        raise BundleError(
-            f"{where}: draft: block is {'absent' if head.block is None else 'given'}, but the head is of kind "
-            f"{head.kind}; export the bundle again"
-        )
+        given = "absent" if head.block is None else "given"
+        raise _wrong(where, f"draft: block is {given}, but the head is of kind {head.kind}")
     features: Shape = (1, "T", target.hidden_size if head is None else head.feature_size)
     tables: list[tuple[str, TargetSpec | HeadSpec, dict[str, Shape], dict[str, Shape]]] = [
         ("target", target, token_inputs("T"), {"logits": (1, "R", target.vocab_size), "features": features})
@@ -240,10 +232,8 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
     for name, spec, inputs, outputs in tables:
         for key, tensor in spec.graph.weights.items():
             if tensor.dtype not in DTYPE_BITS or any(isinstance(n, str) or not 0 <= n < 1 << 32 for n in tensor.shape):
-                raise BundleError(
-                    f"{where}: {name}: graph: {short_repr(key)} is {short_repr(tensor.dtype)} of "
-                    f"{_listed(tensor.shape)}, which no tensor is; export the bundle again"
-                )
+                kind = f"{short_repr(tensor.dtype)} of {_listed(tensor.shape)}"
+                raise _wrong(where, f"{name}: graph: {short_repr(key)} is {kind}, which no tensor is")
         keyless = isinstance(spec, HeadSpec) and spec.form.keyless
         layers = 0 if keyless else min(spec.num_layers, len(spec.graph.inputs))  # one too many is enough to fail
         past, new = cache_shapes(spec.graph, layers, spec.num_kv_heads, spec.head_dim)
@@ -253,17 +243,17 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
         ):
             shapes = {key: tensor.shape for key, tensor in specs.items()}
             if wrong := sorted(key for key in {*wanted, *shapes} if wanted.get(key) != shapes.get(key)):
-                raise BundleError(
-                    f"{where}: {name}: graph: {part}: {short_repr(wrong[0])} is {_listed(shapes.get(wrong[0]))}, but "
-                    f"the sizes given for the models make it {_listed(wanted.get(wrong[0]))}; export the bundle again"
+                raise _wrong(
+                    where,
+                    f"{name}: graph: {part}: {short_repr(wrong[0])} is {_listed(shapes.get(wrong[0]))}, but the sizes "
+                    f"given for the models make it {_listed(wanted.get(wrong[0]))}",
                 )
             for key in sorted({*past, *new} & {*specs}):
                 kinds = cache_types(spec.graph, key)
                 if specs[key].dtype not in kinds:
-                    raise BundleError(
-                        f"{where}: {name}: graph: {part}: {short_repr(key)} is {short_repr(specs[key].dtype)}, but "
-                        f"must be {' or '.join(kinds)}; export the bundle again"
-                    )
+                    kind = short_repr(specs[key].dtype)
+                    must = " or ".join(kinds)
+                    raise _wrong(where, f"{name}: graph: {part}: {short_repr(key)} is {kind}, but must be {must}")
 
 
 def _check_numbers(manifest: Manifest, where: str) -> None:
@@ -293,7 +283,7 @@ def _check_numbers(manifest: Manifest, where: str) -> None:
     for name, value, least, most in numbers:
         if not least <= value <= most:
             meant = f"{least} or more" if most == math.inf else f"{least} to {most}"
-            raise BundleError(f"{where}: {name} is {short_repr(value)}, but must be {meant}; export the bundle again")
+            raise _wrong(where, f"{name} is {short_repr(value)}, but must be {meant}")
 
 
 def _check_certificate(manifest: Manifest, where: str) -> None:
@@ -302,7 +292,7 @@ def _check_certificate(manifest: Manifest, where: str) -> None:
     if certificate is None:
         return
     if not certificate.prompts:
-        raise BundleError(f"{where}: certificate: prompts is empty; export the bundle again")
+        raise _wrong(where, "certificate: prompts is empty")
     for index, golden in enumerate(certificate.prompts):
         ids = {*golden.prompt, *golden.continuation, *(token for top in golden.top for token in top.token_ids)}
         consistent = (
@@ -312,9 +302,11 @@ def _check_certificate(manifest: Manifest, where: str) -> None:
             and len(golden.prompt) + len(golden.continuation) <= manifest.target.context
         )
         if not consistent or not all(0 <= token < manifest.target.vocab_size for token in ids):
-            raise BundleError(
-                f"{where}: certificate: prompts[{index}] does not fit the model or itself; export the bundle again"
-            )
+            raise _wrong(where, f"certificate: prompts[{index}] does not fit the model or itself")
+
+
+def _wrong(where: str | Path, problem: str) -> BundleError:
+    return BundleError(f"{where}: {problem}; export the bundle again")
 
 
 def _listed(shape: Shape | None) -> str:
