@@ -24,6 +24,7 @@ from eagle_export.bundle import export
 from eagle_export.commands.cli import LIBRARIES, main
 from eagle_export.tensorrt import build as module
 from eagle_export.tensorrt.build import build_engines, profiles_of
+from eagle_export.tensorrt.network import listen
 from eagle_export.writing.settings import Settings
 from eagle_runtime import BackendError
 from eagle_runtime.base.files import file_sha256
@@ -117,7 +118,7 @@ def test_attention_is_fused_in_every_layer(built: tuple[Path, module.Built]) -> 
 def test_the_library_reads_the_engine_file(built: tuple[Path, module.Built]) -> None:
     """Through the same buffer as with a GPU. Its only error is the missing driver."""
     _, done = built
-    messages = trt_library.listen(trt)
+    messages = listen(trt)
     runtime = trt.Runtime(messages.logger)
     runtime.error_recorder = messages.recorder
     engine = runtime.deserialize_cuda_engine(np.memmap(done.folder / "draft.engine", np.uint8, "r"))

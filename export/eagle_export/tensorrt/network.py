@@ -16,13 +16,13 @@ import concurrent.futures
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from eagle_export.base.errors import ExportError
 from eagle_runtime.trt.engine_file import Profile
-from eagle_runtime.trt.library import Messages, listen
+from eagle_runtime.trt.library import Messages, recorder
 
 Report = Callable[[str, int, int], None]  # (phase, steps done, steps in all)
 _TITLE = "Layers:\n"
@@ -32,13 +32,39 @@ _DATATYPE = re.compile(r"Datatype: (\w+)")
 _NO_KERNEL = {"shape_call", "signal", "wait"}  # shape arithmetic on the host and synchronisation of streams
 
 
+@dataclass(frozen=True, slots=True)
+class BuildMessages(Messages):
+    """Messages of a build. layers: the lists of compiled kernels, and memory: totals of memory, which it logs."""
+
+    layers: list[str] = field(default_factory=list)
+    memory: list[str] = field(default_factory=list)
+
+
+def listen(trt: Any) -> BuildMessages:
+    """Returns messages with a logger and an error recorder of this library."""
+    errors: list[str] = []
+    layers: list[str] = []
+    memory: list[str] = []
+
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        def log(self, severity: Any, message: str) -> None:
+            if int(severity) <= int(trt.ILogger.Severity.ERROR):
+                errors.append(message)
+            elif message.startswith(_TITLE):
+                layers.append(message)
+            elif message.startswith("Total "):
+                memory.append(message)
+
+    return BuildMessages(Logger(), recorder(trt, errors), errors, layers, memory)
+
+
 class Network:
     """A parsed graph. The parser owns the weights, so it lives as long as the network."""
 
     def __init__(self, trt: Any, model: Path, content: bytes | None = None) -> None:
         """Parse an ONNX file. content: of another one, with weights in files next to it; None reads the file. Raises
         ExportError naming a node that TensorRT does not support."""
-        self.messages: Messages = listen(trt)
+        self.messages = listen(trt)
         self._trt = trt
         self._model = model
         self._builder = trt.Builder(self.messages.logger)

@@ -22,16 +22,13 @@ LIBRARIES = ("tensorrt-rtx", "tensorrt")
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Messages of a library. errors: in order. layers: the lists of compiled kernels, and memory: totals of memory,
-    which a verbose build logs.
+    """Messages of a library. errors: in order.
 
     logger, recorder: the library's objects that receive them; they must outlive every object that they are given to."""
 
     logger: Any
     recorder: Any
     errors: list[str] = field(default_factory=list)
-    layers: list[str] = field(default_factory=list)
-    memory: list[str] = field(default_factory=list)
 
     def begin(self) -> None:
         """Forget the errors of earlier calls."""
@@ -58,28 +55,10 @@ def load_library(library: str) -> Any:
     return trt
 
 
-def listen(trt: Any) -> Messages:
-    """Returns Messages with a logger and an error recorder of this library, for builds."""
-    errors: list[str] = []
-    layers: list[str] = []
-    memory: list[str] = []
-
-    class Logger(trt.ILogger):  # type: ignore[misc]
-        def log(self, severity: Any, message: str) -> None:
-            if int(severity) <= int(trt.ILogger.Severity.ERROR):
-                errors.append(message)
-            elif message.startswith("Layers:\n"):
-                layers.append(message)
-            elif message.startswith("Total "):
-                memory.append(message)
-
-    return Messages(Logger(), _recorder(trt, errors), errors, layers, memory)
-
-
 def record(trt: Any) -> Messages:
     """Returns Messages with the library's own logger and an error recorder, for running engines."""
     errors: list[str] = []
-    return Messages(trt.Logger(trt.ILogger.Severity.INTERNAL_ERROR), _recorder(trt, errors), errors)
+    return Messages(trt.Logger(trt.ILogger.Severity.INTERNAL_ERROR), recorder(trt, errors), errors)
 
 
 def release(*objects: Any) -> None:
@@ -90,7 +69,7 @@ def release(*objects: Any) -> None:
             one.error_recorder = None
 
 
-def _recorder(trt: Any, errors: list[str]) -> Any:
+def recorder(trt: Any, errors: list[str]) -> Any:
     """Returns an error recorder that adds the descriptions to `errors`."""
     reports: list[tuple[Any, str]] = []  # codes and descriptions, until the library clears them
 
