@@ -27,10 +27,6 @@ class TurnState:
         self._on_end = on_end
         self._ending = threading.Lock()
 
-    def cancel(self) -> None:
-        """End the answer after the running step."""
-        self.cancelled = True
-
     def end(self, output: Output, result: Result | None = None) -> None:
         """The answer is over; a second call does nothing."""
         if self._ending.acquire(blocking=False):
@@ -50,7 +46,9 @@ class Turn(Iterator[Piece]):
             for piece in turn: ...          # or: async for piece in turn
 
     One thread at a time asks for pieces. Any thread may call `cancel`. A turn that is left early, by `close`, an
-    exception or because nothing refers to it any more, ends as if it had been cancelled."""
+    exception or because nothing refers to it any more, ends as if it had been cancelled. events: the pieces with the
+    wishes before them, for a caller that serves those of several turns together, and asks for pieces in no other
+    way."""
 
     def __init__(
         self,
@@ -66,15 +64,9 @@ class Turn(Iterator[Piece]):
         self._lease = lease
         self._state = state
         self._output = output
-        self._events = events
+        self.events = events
         self._pieces = served(events, serve)
         self._worker = worker
-
-    @property
-    def events(self) -> Generator[Piece | Wish, None, None]:
-        """The pieces with the wishes before them, for a caller that serves those of several turns together, and asks
-        for pieces in no other way."""
-        return self._events
 
     @property
     def done(self) -> bool:
@@ -89,7 +81,7 @@ class Turn(Iterator[Piece]):
     def cancel(self) -> None:
         """End the answer after the step that is running now, if one is. Returns at once, from any thread; a second
         call does nothing. The next piece that is asked for is the last."""
-        self._state.cancel()
+        self._state.cancelled = True
 
     @property
     def cancelled(self) -> bool:
@@ -112,7 +104,7 @@ class Turn(Iterator[Piece]):
         if not self._running:
             with contextlib.suppress(ValueError):  # a thread has asked for a piece meanwhile, which is the last
                 self._pieces.close()
-                self._events.close()
+                self.events.close()
                 self._lease.end()
                 self._state.end(self._output)  # also where no piece was ever asked for
 

@@ -26,10 +26,6 @@ class Step:
     nodes: int = 1
     log_probs: Sequence[LogProbs] = ()
 
-    def without_logits(self) -> Step:
-        """As it stays when the next forward pass has overwritten them."""
-        return Step(self.path, self.tokens, None, self.nodes, self.log_probs)
-
     @property
     def num_accepted(self) -> int:
         """Drafted tokens accepted (a)."""

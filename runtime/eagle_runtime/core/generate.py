@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -91,7 +91,7 @@ def asking(
         features = target.keep(step.path, features)
         state.emit(step.tokens.tolist(), features)
         drafter.learn(step)
-        yield Cycle(tree, step.without_logits(), grown - started, verified - grown, clock() - verified)
+        yield Cycle(tree, replace(step, logits=None), grown - started, verified - grown, clock() - verified)
 
 
 def generate(

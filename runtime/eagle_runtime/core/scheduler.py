@@ -87,11 +87,6 @@ class Scheduler:
             rounds.leave(member)
             lease.end()
 
-    def run(self, work: Callable[[], T]) -> T:
-        """Call `work` as a generation of one step, and return its result."""
-        with contextlib.closing(self.steps(Lease(streamed=False), (call() for call in (work,)))) as steps:
-            return next(steps)
-
     def _begin(self, ticket: Ticket) -> None:
         self._engines.check()
         ticket.thread = this_thread()
