@@ -29,6 +29,7 @@ from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.cost_model import Costs
 from eagle_runtime.drafting.cost_storage import LearnedCosts
 from eagle_runtime.drafting.datastore import Datastore
+from eagle_runtime.drafting.methods import default_method
 from eagle_runtime.drafting.shapes import DynamicTree
 from eagle_runtime.opening.opened import HABITS_PAY_S
 from eagle_runtime.ort.buffers import OrtMemory
@@ -107,7 +108,7 @@ def test_it_has_no_part_of_a_head(bundle: Path, model_of: Callable[..., EagleMod
 
 def test_habits_are_the_default_where_passes_take_long(model_of: Callable[..., EagleModel]) -> None:
     def default(name: str, **changed: Any) -> str:
-        return dataclasses.replace(bundle_in(model_of(name)), **changed).default_method
+        return default_method(dataclasses.replace(bundle_in(model_of(name)), **changed).loaded).name
 
     assert default("alone", pass_s=HABITS_PAY_S) == "recycling" and default("alone", pass_s=0.009) == "lookup"
     assert default("alone", pass_s=1.0, datastore=Datastore([[1, 2, 3]])) == "lookup"

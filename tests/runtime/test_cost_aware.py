@@ -304,7 +304,7 @@ def test_drafts_that_lose_where_texts_share_passes_pause_there_alone() -> None:
     acceptance = AcceptanceStats()
     _, useless, _ = decode(TARGET, USELESS, CHEAP, 100, lookup=False, acceptance=acceptance, others=3)
     assert sum(tree.num_nodes == 1 for tree in useless[-40:]) > 30
-    assert acceptance.shared_gain(3).tokens < acceptance.shared_gain(2).tokens
+    assert acceptance.usual_gain(3).tokens < acceptance.usual_gain(2).tokens
     tokens, good, _ = decode(TARGET, GOOD, CHEAP, 60, lookup=False, others=3)
     assert tokens == plain(TARGET, len(tokens))
     assert all(tree.num_nodes > 1 for tree in good[1:])

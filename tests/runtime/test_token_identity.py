@@ -62,7 +62,7 @@ DRAFTERS: dict[str, tuple[str, Build]] = {
     ),
     "sequoia": (
         "eagle3",
-        lambda head, ranker: SequoiaDrafter(head, COSTS, RANKS, ACCEPTANCE.usual_gain, ranker=ranker),
+        lambda head, ranker: SequoiaDrafter(head, COSTS, RANKS, ACCEPTANCE.usual_gain(), ranker=ranker),
     ),
 }
 NEW_TOKENS = 32

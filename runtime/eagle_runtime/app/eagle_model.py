@@ -16,11 +16,11 @@ from eagle_runtime.base.arguments import checked_int
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.base.tree import Float
 from eagle_runtime.bundle.manifest import Manifest
-from eagle_runtime.core.counters import CountedSession, Counters
+from eagle_runtime.core.counters import Counters
 from eagle_runtime.core.head import HeadOfText
 from eagle_runtime.core.rounds import Wish
 from eagle_runtime.drafting.cost_model import Costs
-from eagle_runtime.drafting.methods import NO_HEAD
+from eagle_runtime.drafting.methods import NO_HEAD, default_method
 from eagle_runtime.opening.backends import PassedOver
 from eagle_runtime.opening.datastore_file import with_datastore
 from eagle_runtime.opening.draft_bundle import folders_of, with_draft_bundles
@@ -158,8 +158,7 @@ class EagleModel:
     def counters(self) -> Counters | None:
         """Returns what was counted of the GPU's work since the bundle was loaded: copies, forward passes, waits. None
         where it is not counted: on the backends cpu and cuda."""
-        session = self._turns.engines.sessions[0]
-        return session.counters() if isinstance(session, CountedSession) else None
+        return self._turns.engines.sessions[0].counters()
 
     @property
     def head(self) -> HeadOfText:
@@ -172,7 +171,7 @@ class EagleModel:
     @property
     def default_method(self) -> str:
         """The method of a request that names neither method nor tree."""
-        return self._turns.bundle.default_method
+        return default_method(self._turns.bundle.loaded).name
 
     def generate(self, prompt: Prompt, **settings: Unpack[Settings]) -> Result:
         """Decode to the end and return the result; settings as in `stream`."""

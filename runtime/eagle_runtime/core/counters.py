@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +54,3 @@ class Tally:
     def now(self) -> Counters:
         """What was counted up to now."""
         return Counters(**{**self._counts, "shapes": len(self._shapes)})
-
-
-@runtime_checkable
-class CountedSession(Protocol):
-    """A session that counts the work of its GPU, which it may share with others."""
-
-    def counters(self) -> Counters:
-        """Returns what was counted since the sessions were opened."""

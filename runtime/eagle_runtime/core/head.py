@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.base.tree import Float, Int
 from eagle_runtime.core.cache import Cache
-from eagle_runtime.core.session import JoiningSession, Session, Weights
+from eagle_runtime.core.session import Session, Weights
 from eagle_runtime.core.target import Features
 
 # Rows that the head reads in one forward pass. Proposals depend on near tokens, heads are trained on short texts, and
 # reading thousands of rows would cost as much as many drafts (as in MagicDec, arXiv 2408.11049). On the pair of
 # tools/demo_pair after 3000 tokens, greedy tau is 4.4 with a window of 256, 4.2 to 4.4 with 64 to 1024, 3.9 without.
 WINDOW = 256
+ONE_ROW = range(1, 2)  # DraftHead.row_counts of heads that draft one level at a time
 States = Features | Int  # hidden states, or what stands for them where they never leave an engine
 
 
@@ -46,61 +47,6 @@ class Weigher(Protocol):
         tokens that the head knows; None for all."""
 
 
-class DraftHead(Protocol):
-    """What a drafter asks of a head: a Head, or one whose proposals are ranked (coupling.RankedHead)."""
-
-    @property
-    def cache(self) -> Cache: ...
-
-    @property
-    def top_k(self) -> int:
-        """Tokens proposed per row (k)."""
-
-    @property
-    def scratch(self) -> int:
-        """Rows that growing one tree may use."""
-
-    @property
-    def free_levels(self) -> bool:
-        """Whether `feed` runs no forward pass: `catch_up` has computed all levels."""
-
-    @property
-    def row_counts(self) -> range:
-        """How many rows the forward pass of `catch_up` may have besides the verified rows that it reads. A head whose
-        levels cost no pass of their own may have several, and offers a choice if fewer rows draft the same tokens on
-        fewer levels."""
-
-    def note(self, features: Features) -> None:
-        """Keep features [n, Hd] of verified rows, which follow those that were noted before, until they are read."""
-
-    @property
-    def unread(self) -> int:
-        """Verified rows that the head has not read yet."""
-
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
-        """Read these rows, one or more, or the last WINDOW of them, and commit them; returns the proposal for the last
-        one (R = 1): the children of the root. tokens: the text, the root last. weigher: ranks the candidates of a head
-        that grows the levels itself (one_call.py); None for their log-probabilities. rows: one of row_counts; None for
-        the most."""
-
-    def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
-        """Add scratch rows for one level of a tree; returns a proposal for each (see Scratch.feed).
-
-        committed: rows of the cache before the tree's; depth: of the level, 0 for the root's children."""
-
-
-@runtime_checkable
-class AheadReader(Protocol):
-    """A head that can propose what comes after tokens that will follow the text. most_ahead: how many; keeps_ahead:
-    whether their rows stay in its cache, until that is cut to the rows before."""
-
-    most_ahead: int
-    keeps_ahead: bool
-
-    def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int], rows: int | None = None) -> Proposal:
-        """As DraftHead.catch_up, but returns the proposal after `ahead`, which follow the root: at most most_ahead."""
-
-
 @dataclass(frozen=True, slots=True)
 class HeadPass:
     """A forward pass of a head's session that joins texts. take: is called with the outputs, which stay valid until it
@@ -117,19 +63,57 @@ def run_head_passes(passes: Sequence[HeadPass]) -> None:
     if len(passes) == 1:
         passes[0].take(passes[0].session.run(passes[0].feeds, passes[0].cache))
         return
-    session = cast(JoiningSession, passes[0].session)
-    outputs = session.run_together([(one.feeds, one.cache) for one in passes])
+    outputs = passes[0].session.run_together([(one.feeds, one.cache) for one in passes])
     for one, out in zip(passes, outputs, strict=True):
         one.take(out)
 
 
-@runtime_checkable
-class JoinedReader(Protocol):
-    """A head whose next `catch_up` may share its forward pass with those of other texts."""
+class DraftHead(Protocol):
+    """What a drafter asks of a head: a Head, or one whose proposals are ranked (coupling.RankedHead).
+
+    top_k: tokens proposed per row (k). scratch: rows that growing one tree may use. free_levels: whether `feed` runs no
+    forward pass, as `catch_up` has computed all levels. row_counts: how many rows the forward pass of `catch_up` may
+    have besides the verified rows that it reads. A head whose levels cost no pass of their own may have several, and
+    offers a choice if fewer rows draft the same tokens on fewer levels. most_ahead: how many tokens that will follow
+    the text it can read before they do; keeps_ahead: whether their rows stay in its cache, until that is cut to the
+    rows before."""
+
+    cache: Cache
+    top_k: int
+    scratch: int
+    free_levels: bool = False
+    row_counts: range = ONE_ROW
+    most_ahead: int = 0
+    keeps_ahead: bool = False
+
+    def note(self, features: Features) -> None:
+        """Keep features [n, Hd] of verified rows, which follow those that were noted before, until they are read."""
+        return
+
+    @property
+    def unread(self) -> int:
+        """Verified rows that the head has not read yet."""
+        return 1
 
     def reading(self, tokens: Sequence[int]) -> HeadPass | None:
-        """Returns the pass of the next `catch_up` of the same tokens, which then returns its proposal and runs none;
-        None where that runs its own."""
+        """Returns the pass of the next `catch_up` of the same tokens, which may be shared with those of other texts:
+        that then returns its proposal and runs none. None where it runs its own."""
+        return None
+
+    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
+        """Read these rows, one or more, or the last WINDOW of them, and commit them; returns the proposal for the last
+        one (R = 1): the children of the root. tokens: the text, the root last. weigher: ranks the candidates of a head
+        that grows the levels itself (one_call.py); None for their log-probabilities. rows: one of row_counts; None for
+        the most."""
+
+    def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int], rows: int | None = None) -> Proposal:
+        """As catch_up, but returns the proposal after `ahead`, which follow the root: at most most_ahead."""
+        raise AssertionError("the caller looks at most_ahead")
+
+    def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
+        """Add scratch rows for one level of a tree; returns a proposal for each (see Scratch.feed).
+
+        committed: rows of the cache before the tree's; depth: of the level, 0 for the root's children."""
 
 
 class ForgettingHead(DraftHead, Protocol):
@@ -162,7 +146,7 @@ class HeadSnapshot:
     pending: Sequence[npt.NDArray[np.floating]]
 
 
-class WrappedHead:
+class WrappedHead(DraftHead):
     """A DraftHead around another one, with its cache and sizes. Subclasses propose: `catch_up` and `feed`."""
 
     def __init__(self, head: DraftHead) -> None:

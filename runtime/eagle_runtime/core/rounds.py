@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from eagle_runtime.core.head import HeadPass, run_head_passes
-from eagle_runtime.core.session import JoiningSession
+from eagle_runtime.core.session import Session
 from eagle_runtime.core.target import Verification, verify_together
 from eagle_runtime.core.ticket_queue import this_thread
 
@@ -83,10 +83,10 @@ class Rounds:
     """others: how many other generations take part in the round that runs now. timed: the passes of late, for whoever
     learns what they cost, and removes them."""
 
-    def __init__(self, step: Callable[[Callable[[], None]], None], session: object) -> None:
+    def __init__(self, step: Callable[[Callable[[], None]], None], session: Session | None) -> None:
         """step: calls a function when it is the caller's turn on the engines (Engines.step). session: the target's."""
         self._step = step
-        self._most = session.most_texts if isinstance(session, JoiningSession) and session.joins else 1
+        self._most = session.most_texts if session is not None and session.joins else 1
         self._members: set[Member] = set()
         self._waiting: list[Wish] = []
         self._changed = threading.Condition()

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from eagle_runtime.bundle.manifest import TensorSpec
 from eagle_runtime.core.cache import Cache
+from eagle_runtime.core.counters import Counters
 
 Array = npt.NDArray[np.generic]
 S = TypeVar("S", bound="Session")
@@ -27,10 +28,15 @@ class Session(Protocol):
 
     T rows are fed. The mask covers the last L rows, the T new ones included; every row sees all rows before those. Of R
     rows (logit_rows) the logits or proposals are wanted. inputs, outputs: the graph's tensors in its own shapes,
-    without the key/value rows, which only the cache and the session handle."""
+    without the key/value rows, which only the cache and the session handle. joins: whether it computes rows of several
+    texts in one forward pass, of `most_texts` at once, each with the bits that it has alone. facts: what the times of
+    forward passes depend on besides bundle and library: the GPU's name and compute capability, the engine's SHA-256."""
 
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
+    joins: bool = False
+    most_texts: int = 1
+    facts: tuple[str, ...] = ()
 
     def new_cache(self, capacity: int) -> Cache:
         """Returns an empty cache of `capacity` rows, in the graph's type and layout."""
@@ -42,6 +48,11 @@ class Session(Protocol):
         feeds: a value for every input. cache: made by this session. Its rows below cache.length are the past; the pass
         writes the T new rows after them, and the caller commits those it keeps. Raises BackendError."""
 
+    def run_together(self, passes: Sequence[tuple[Mapping[str, Any], Any]]) -> list[dict[str, Any]]:
+        """As `run` for the feeds and cache of each text, in one forward pass, where the session joins texts. Raises
+        BackendError."""
+        raise AssertionError("the caller looks at `joins`")
+
     def keep(self, cache: Any, path: npt.NDArray[np.int64], features: Any) -> Any:
         """Commit the rows of an accepted path of the last run; returns their features as Rows, which later runs may
         overwrite. path, features: as in Cache.keep, and as `run` returned them."""
@@ -51,6 +62,16 @@ class Session(Protocol):
     def joined(self, parts: Sequence[Any]) -> Any:
         """Returns Rows of earlier runs, concatenated. They are a copy, which later runs leave alone."""
         return np.concatenate(parts)
+
+    def warm(self, cache: Any, report: Callable[[int, int], None]) -> None:
+        """Compile kernels and capture graphs for the forward passes to come, when a bundle is opened. cache: an empty
+        one of this session. report: called with the steps done and all of them, after each. Raises BackendError."""
+        return
+
+    def counters(self) -> Counters | None:
+        """Returns what was counted of the GPU's work since the sessions were opened, which may share it; None where it
+        is not counted."""
+        return None
 
     def close(self) -> None:
         """Free the engine. The session cannot be used afterwards."""
@@ -62,37 +83,6 @@ class Session(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-@runtime_checkable
-class JoiningSession(Protocol):
-    """A session that computes rows of several texts in one forward pass, each with the bits that it has alone.
-
-    joins: whether it does; at most `most_texts` at once."""
-
-    joins: bool
-    most_texts: int
-
-    def run_together(self, passes: Sequence[tuple[Mapping[str, Any], Any]]) -> list[dict[str, Any]]:
-        """As `run` for the feeds and cache of each text, in one forward pass. Raises BackendError."""
-
-
-@runtime_checkable
-class WarmedSession(Protocol):
-    """A session whose first forward passes would take long: what they prepare is prepared when a bundle is opened."""
-
-    def warm(self, cache: Any, report: Callable[[int, int], None]) -> None:
-        """Compile kernels and capture graphs for the forward passes to come. cache: an empty one of this session.
-        report: called with the steps done and all of them, after each. Raises BackendError."""
-
-
-@runtime_checkable
-class SessionOfAMachine(Protocol):
-    """A session whose forward passes take times that depend on more than the bundle and the library.
-
-    facts: what they depend on: the GPU's name and compute capability, the engine's SHA-256."""
-
-    facts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from eagle_runtime.base.tree import (
     ancestor_mask,
     node_depths,
 )
-from eagle_runtime.core.session import Array, JoiningSession, Rows, Session
+from eagle_runtime.core.session import Array, Rows, Session
 from eagle_runtime.sampling.sampler import Sampler
 
 PREFILL_CHUNK = 512  # rows of one prefill pass: bounds the T x T mask and the activations
@@ -91,7 +91,7 @@ class Target:
         return rows
 
     def verify(self, tree: Tree, sampler: Sampler | None = None) -> Verified:
-        """One forward pass over all nodes; returns logits [N, V], or a GPU's LogitRows, and features [N, Hd], valid
+        """One forward pass over all nodes; returns logits [N, V], or a GPU's DeviceLogits, and features [N, Hd], valid
         until the next pass.
 
         The tree's rows follow the committed ones in the cache until `keep` commits the accepted ones. sampler: will
@@ -177,9 +177,8 @@ class Verification:
 
 
 def verify_together(wanted: Sequence[Verification]) -> None:
-    """Verify trees of several texts in one forward pass of their common session, a JoiningSession. A row's bits are
-    those of a pass of its own. Raises what Target.verify does."""
+    """Verify trees of several texts in one forward pass of their common session, which joins texts. A row's bits
+    are those of a pass of its own. Raises what Target.verify does."""
     feeds = [(one.target._feeds_of(one.tree, one.sampler), one.target.cache) for one in wanted]
-    session = cast(JoiningSession, wanted[0].target._session)
-    for one, out in zip(wanted, session.run_together(feeds), strict=True):
+    for one, out in zip(wanted, wanted[0].target._session.run_together(feeds), strict=True):
         one.take(out)

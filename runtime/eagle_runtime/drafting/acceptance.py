@@ -64,12 +64,7 @@ class AcceptanceStats:
         self._usual_gains = {0: UsualGain()}
         self.levels = LevelGains()
 
-    @property
-    def usual_gain(self) -> UsualGain:
-        """What a draft gained of late where a text is alone."""
-        return self._usual_gains[0]
-
-    def shared_gain(self, others: int) -> UsualGain:
+    def usual_gain(self, others: int = 0) -> UsualGain:
         """What a draft gained of late where `others` more texts shared the pass."""
         return self._usual_gains.setdefault(others, UsualGain(WELL))
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from eagle_runtime.base.tree import Float, Int
 from eagle_runtime.core.cache import NoRows
-from eagle_runtime.core.head import HeadSnapshot, Proposal, States, Weigher
+from eagle_runtime.core.head import HeadOfText, HeadSnapshot, Proposal, States, Weigher
 from eagle_runtime.core.session import Session
 from eagle_runtime.core.target import Features
-from eagle_runtime.drafting.head import NEVER, ONE_ROW, OutputCheck
+from eagle_runtime.drafting.head import NEVER, OutputCheck
 
 # The 63 choices of Medusa-1 (its authors call them mc_sim_7b_63): a choice lists child ranks from the root.
 MEDUSA_CHOICES: tuple[tuple[int, ...], ...] = (
@@ -30,13 +30,10 @@ MEDUSA_CHOICES: tuple[tuple[int, ...], ...] = (
 )  # fmt: skip
 
 
-class AheadHeads:
+class AheadHeads(HeadOfText):
     """What both kinds have in common: the newest feature of a text, and the position after it.
 
     The cache holds nothing; its length counts verified rows."""
-
-    row_counts = ONE_ROW
-    keeps_ahead = False
 
     def __init__(self, session: Session, capacity: int, scratch: int, heads: int, top_k: int, vocab_size: int) -> None:
         """capacity: verified tokens; scratch: rows that growing one tree may ask for; heads: D; vocab_size: of the
@@ -87,10 +84,6 @@ class AheadHeads:
         """As in DraftHead."""
         return self.read_ahead(tokens, ())
 
-    def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int], rows: int | None = None) -> Proposal:
-        """As in AheadReader."""
-        raise NotImplementedError
-
     def _take_feature(self, tokens: Sequence[int]) -> Float:
         """Returns the newest feature [1, H], which counts as read from now on. tokens: the text, the root last."""
         assert self._feature is not None, "a verified row comes before every draft"
@@ -118,7 +111,7 @@ class MedusaHeads(AheadHeads):
         self._proposed: tuple[Int, Float] = (np.empty((0, top_k), np.int64), np.empty((0, top_k), np.float32))
 
     def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int], rows: int | None = None) -> Proposal:
-        """As in AheadReader: the heads of the positions ahead are left out."""
+        """As in DraftHead: the heads of the positions ahead are left out."""
         out = self._session.run({"features": self._take_feature(tokens)}, self.cache)
         ids, log_probs = self._output_check.checked(out["token_ids"], out["log_probs"])
         ids, log_probs = self._proposed = ids[len(ahead) :], log_probs[len(ahead) :]
@@ -139,8 +132,6 @@ class HydraHeads(AheadHeads):
     """Heads that also read the tokens since the feature: a forward pass for every level. The `hidden` of proposals
     numbers the paths of the tree that is growing."""
 
-    free_levels = False
-
     def __init__(self, session: Session, capacity: int, scratch: int, vocab_size: int = 2**62) -> None:
         """As in AheadHeads."""
         names = [name for name in session.inputs if name.startswith("paths.")]
@@ -151,7 +142,7 @@ class HydraHeads(AheadHeads):
         self._ahead = 0  # of these tokens, those that were read ahead
 
     def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int], rows: int | None = None) -> Proposal:
-        """As in AheadReader: every path begins with the tokens ahead."""
+        """As in DraftHead: every path begins with the tokens ahead."""
         self._take_feature(tokens)
         self._ahead = len(ahead)
         self._paths = np.zeros((1, self._heads), np.int64)

@@ -62,7 +62,7 @@ class BlockHead(Head):
         return self.read_ahead(tokens, (), rows)
 
     def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int], rows: int | None = None) -> Proposal:
-        """As in AheadReader: the block is longer by the positions ahead, whose tokens it does not know."""
+        """As in DraftHead: the block is longer by the positions ahead, whose tokens it does not know."""
         _, features = self._to_read(tokens)
         root = self._first + self.cache.length + len(features)
         known = len(ahead)

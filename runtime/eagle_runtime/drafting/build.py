@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.head import AheadReader, DraftHead
+from eagle_runtime.core.head import DraftHead
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.constrained import ConstrainedHead, constrained
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
@@ -11,7 +11,6 @@ from eagle_runtime.drafting.cost_storage import CostSource
 from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker
 from eagle_runtime.drafting.matches import EarlierText
 from eagle_runtime.drafting.method import Choice, Parts
-from eagle_runtime.drafting.one_call import OneCallHead
 from eagle_runtime.drafting.rank_acceptance import Key
 from eagle_runtime.drafting.sequoia import SequoiaDrafter
 from eagle_runtime.drafting.shapes import EagleDrafter
@@ -80,13 +79,10 @@ def sequoia_drafter(choice: Choice, parts: Parts) -> Drafter:
     stats = parts.acceptance.setdefault((f"{choice.method.name}:sequoia", *key[1:]), AcceptanceStats())
     own = allowed_head(head, parts)
     ranker = None if key.greedy else GumbelRanker(parts.sampler)
-    drafter = SequoiaDrafter(own, costs, parts.ranks.of(key), stats.usual_gain, top_k=choice.top_k, ranker=ranker)
+    drafter = SequoiaDrafter(own, costs, parts.ranks.of(key), stats.usual_gain(), top_k=choice.top_k, ranker=ranker)
     return constrained(drafter, parts.lookahead, head=own)
 
 
 def allowed_head(head: DraftHead, parts: Parts) -> DraftHead:
     """Returns the head, or with a constraint one whose proposals follow it."""
-    if parts.lookahead is None:
-        return head
-    grows = isinstance(head, OneCallHead)  # whose engine grows all levels
-    return ConstrainedHead(head, parts.lookahead, head if isinstance(head, AheadReader) and not grows else None)
+    return head if parts.lookahead is None else ConstrainedHead(head, parts.lookahead)

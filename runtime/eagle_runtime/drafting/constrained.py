@@ -16,7 +16,7 @@ import numpy as np
 from eagle_runtime.base.tree import MAX_DEPTH, Float, Int, Tree, chain_of, node_depths, subtree
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.head import WINDOW, AheadReader, DraftHead, Proposal, States, Weigher, WrappedHead
+from eagle_runtime.core.head import WINDOW, DraftHead, Proposal, States, Weigher, WrappedHead
 from eagle_runtime.drafting.head import NEVER
 from eagle_runtime.sampling.grammar_matcher import Lookahead
 
@@ -27,11 +27,8 @@ class ConstrainedHead(WrappedHead):
     """A head whose proposals leave out what the grammar does not allow after each row's path. What the grammar forces
     after the root it reads first, as if it were verified, and it proposes what comes after that."""
 
-    def __init__(self, head: DraftHead, lookahead: Lookahead, reader: AheadReader | None = None) -> None:
-        """reader: the head itself where it can read ahead; None for heads that cannot."""
+    def __init__(self, head: DraftHead, lookahead: Lookahead) -> None:
         super().__init__(head)
-        self._reader = reader
-        self._keeps_ahead = reader is not None and reader.keeps_ahead
         self._lookahead = lookahead
         self._ahead = 0  # rows of them that the cache holds
         self._forced: tuple[int, ...] = ()  # after the root, of the tree that is growing
@@ -42,8 +39,8 @@ class ConstrainedHead(WrappedHead):
         """Within the block the text that `catch_up` gets ends with tokens that are forced after the root. Gives whether
         the head can read them; the rows of theirs are dropped at the block's end."""
         count = len(forced)
-        able = self._reader is not None and count <= self._reader.most_ahead
-        if able and self._keeps_ahead:
+        able = count <= self._head.most_ahead
+        if able and self._head.keeps_ahead:
             room = self.cache.capacity - self.cache.length - self.scratch
             able = self.unread + count <= min(WINDOW, room)
         self._forced, self._ahead = tuple(forced) if able else (), 0
@@ -57,9 +54,9 @@ class ConstrainedHead(WrappedHead):
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead."""
         self._paths, forced = [], self._forced
-        if forced and self._reader is not None:
-            proposal = self._reader.read_ahead(tokens[: -len(forced)], forced, rows)
-            self._ahead = len(forced) if self._keeps_ahead else 0
+        if forced:
+            proposal = self._head.read_ahead(tokens[: -len(forced)], forced, rows)
+            self._ahead = len(forced) if self._head.keeps_ahead else 0
         else:
             proposal = self._head.catch_up(tokens, weigher, rows)
         return self._masked(proposal, [()])

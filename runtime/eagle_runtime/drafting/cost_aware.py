@@ -23,7 +23,7 @@ import numpy as np
 from eagle_runtime.base.tree import Float, Int, Tree, best_first, root_only, subtree
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.head import WINDOW, DraftHead, HeadPass, JoinedReader, Proposal
+from eagle_runtime.core.head import WINDOW, DraftHead, HeadPass, Proposal
 from eagle_runtime.drafting.acceptance import NEWEST, AcceptanceStats, DraftGain
 from eagle_runtime.drafting.candidate_pool import MatchedChain, Pool
 from eagle_runtime.drafting.cost_measurement import CycleTimer
@@ -69,12 +69,12 @@ class CostAwareDrafter(Drafter):
         neither has a match as long. lookahead: says which matches a constraint allows. ranker: orders the head's
         proposals."""
         self._head = head if head is None or ranker is None else RankedHead(head, ranker)
-        self._reader = head if isinstance(head, JoinedReader) else None
+        self._reader = head
         self._costs = costs
         self._timer = CycleTimer(costs, clock)
         self._acceptance = acceptance
         self._clock = clock
-        self._gains = {0: DraftGain(acceptance.usual_gain)}  # by the number of other texts in the pass
+        self._gains: dict[int, DraftGain] = {}  # by the number of other texts in the pass
         self._searched: tuple[int, float] | None = None  # these, and what looking for drafts cost in plain tokens
         self._decided = -1, False  # length of the text for which it was decided whether to pause in a shared pass
         self._top_k = 0 if head is None else min(top_k, head.top_k, head.scratch)
@@ -116,7 +116,7 @@ class CostAwareDrafter(Drafter):
 
     def _gain(self, others: int) -> DraftGain:
         if others not in self._gains:
-            self._gains[others] = DraftGain(self._acceptance.shared_gain(others))
+            self._gains[others] = DraftGain(self._acceptance.usual_gain(others))
         return self._gains[others]
 
     def _grown(self, tokens: Sequence[int], max_nodes: int) -> Tree:

@@ -16,31 +16,28 @@ from typing import Any
 import numpy as np
 
 from eagle_runtime.base.tree import Bool, Float, Int
-from eagle_runtime.core.cache import Cache
 from eagle_runtime.core.decoding_state import common_prefix
-from eagle_runtime.core.head import Proposal, States, Weigher
+from eagle_runtime.core.head import ForgettingHead, Proposal, States, Weigher
 from eagle_runtime.core.target import Features, Target, row_numbers
 from eagle_runtime.drafting.build import cost_aware_drafter, sequoia_drafter, shaped_drafter
-from eagle_runtime.drafting.head import MOST_AHEAD, NEVER, ONE_ROW, SCRATCH, OutputCheck
+from eagle_runtime.drafting.head import MOST_AHEAD, NEVER, SCRATCH, OutputCheck
 from eagle_runtime.drafting.method import Method, Trees
 
 CHILDREN = 16  # tokens proposed per row: more than the ten of a beam
 
 
-class DraftModelHead:
+class DraftModelHead(ForgettingHead):
     """A DraftHead over the target of a second bundle, and what that has read of one text.
 
     Its cache holds a row of every token that it has read, the root's too. Where the text, or the tree with it, needs
     more rows than the cache has, it proposes nothing: NEVER."""
 
-    free_levels = False
-    row_counts = ONE_ROW
-    most_ahead, keeps_ahead = MOST_AHEAD, False  # their rows stay, and are found again in the text that comes
+    most_ahead = MOST_AHEAD  # their rows stay, and are found again in the text that comes
 
     def __init__(self, model: Target) -> None:
         """model: the small one; its cache is this head's."""
         self._model = model
-        self.cache: Cache = model.cache
+        self.cache = model.cache
         self.top_k = min(CHILDREN, model.vocab_size)
         self.scratch = SCRATCH
         self._read: list[int] = []  # tokens whose rows the cache holds, or held
@@ -77,7 +74,7 @@ class DraftModelHead:
         return self._proposal(logits, len(tokens))
 
     def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int], rows: int | None = None) -> Proposal:
-        """As in AheadReader."""
+        """As in DraftHead."""
         return self.catch_up([*tokens, *ahead])
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:

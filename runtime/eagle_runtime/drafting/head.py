@@ -15,26 +15,23 @@ import numpy as np
 
 from eagle_runtime.base.errors import EagleWarning
 from eagle_runtime.base.tree import Float, Int, additive_mask
-from eagle_runtime.core.head import WINDOW, DraftHead, HeadPass, HeadSnapshot, Proposal, States, Weigher
-from eagle_runtime.core.session import JoiningSession, Session
+from eagle_runtime.core.head import WINDOW, DraftHead, HeadOfText, HeadPass, HeadSnapshot, Proposal, States, Weigher
+from eagle_runtime.core.session import Session
 from eagle_runtime.core.target import Features, Floating, causal, row_numbers
 
-ONE_ROW = range(1, 2)  # DraftHead.row_counts of heads that draft one level at a time
 MOST_JOINED = 16  # rows of a text that are read in a pass with those of others: after a verification they are fewer
 MOST_AHEAD = 24  # rows that are read ahead, as cost_aware.MAX_MATCHED
 SCRATCH = 512  # rows that growing one tree may use: as many as a prompt's chunk, and ten times a usual tree
 NEVER = -60.0  # log-probability of a token that cannot come: finite, so that sums stay numbers
 
 
-class Head:
+class Head(HeadOfText):
     """The draft head, and what it has read of one text.
 
     Committed rows of its cache hold verified tokens with target features only: row i pairs the target's feature at
     position first + i with the token after it. Scratch rows of a growing tree follow them for one draft. Features of
     verified rows wait until the head reads them, the last WINDOW of them: what was before is not read."""
 
-    free_levels = False
-    row_counts = ONE_ROW
     most_ahead, keeps_ahead = MOST_AHEAD, True
 
     def __init__(self, session: Session, capacity: int, scratch: int, vocab_size: int = 2**62) -> None:
@@ -53,7 +50,6 @@ class Head:
         self._noted: list[Features] = []  # that were not read yet
         self._noted_from = 0  # position of the first of them; past the last row's if some were dropped in between
         self._unread = 0  # rows of features in _noted
-        self._joins = isinstance(session, JoiningSession) and session.joins
         self._read: Proposal | None = None  # for the last row, which was read in a pass with those of other texts
         self._output_check = OutputCheck(vocab_size)
 
@@ -113,8 +109,8 @@ class Head:
         return proposal
 
     def reading(self, tokens: Sequence[int]) -> HeadPass | None:
-        """As in JoinedReader: None for a text of which it has read nothing."""
-        if not self._joins or not 0 < self._unread <= MOST_JOINED:
+        """As in DraftHead: None for a text of which it has read nothing."""
+        if not self._session.joins or not 0 < self._unread <= MOST_JOINED:
             return None
         ids, features = self._to_read(tokens)
         if self.cache.length == 0:
@@ -129,7 +125,7 @@ class Head:
             self._have_read()
 
     def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int], rows: int | None = None) -> Proposal:
-        """As in AheadReader. The rows ahead take the last feature that is known in place of their own."""
+        """As in DraftHead. The rows ahead take the last feature that is known in place of their own."""
         ids, features = self._to_read(tokens)
         numbers = row_numbers(len(ids) + len(ahead))
         read = np.concatenate([ids, np.array(ahead, np.int64)])

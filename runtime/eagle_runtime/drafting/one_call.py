@@ -24,7 +24,9 @@ UNWEIGHTED = Weights(np.array([1, 0, 0, 0, 0], np.float32))  # by the head's own
 
 
 class OneCallHead(Head):
-    """A Head (head.py) of such a session."""
+    """A Head (head.py) of such a session, which reads nothing ahead."""
+
+    most_ahead = 0
 
     def __init__(self, session: OneCallSession, capacity: int, vocab_size: int = 2**62) -> None:
         """As in Head."""

@@ -17,14 +17,14 @@ from eagle_runtime.base.tree import Float, Int, Tree
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.cache import NoRows
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.head import Proposal, States, Weigher
-from eagle_runtime.core.target import PROMPT_ROWS, Features, row_numbers
+from eagle_runtime.core.head import DraftHead, Proposal, States, Weigher
+from eagle_runtime.core.target import PROMPT_ROWS, row_numbers
 from eagle_runtime.drafting.acceptance import NEWEST
 from eagle_runtime.drafting.build import cost_aware_drafter
 from eagle_runtime.drafting.cost_model import HEAD_ROWS, Costs, Pass, Timings
 from eagle_runtime.drafting.cost_storage import CostSource
 from eagle_runtime.drafting.habits import SUCCESSORS, Context, Habits, Row
-from eagle_runtime.drafting.head import NEVER, ONE_ROW, SCRATCH, OutputCheck
+from eagle_runtime.drafting.head import NEVER, SCRATCH, OutputCheck
 from eagle_runtime.drafting.matches import SuffixAutomaton
 from eagle_runtime.drafting.method import Choice, Method, Parts, Trees
 
@@ -35,11 +35,9 @@ LEAST_PROBABILITY = np.float32(1e-20)  # so that a logarithm is finite
 LEVEL_S = 2e-4  # seconds of a level before any was timed, about what one takes (opened.HABITS_PAY_S) [+0.8 %, 0.0 %]
 
 
-class RecyclingHead:
-    """A DraftHead that looks proposals up. One object per generation."""
-
-    free_levels = False  # they are cheap, but are timed one by one (HostCosts)
-    row_counts = ONE_ROW
+class RecyclingHead(DraftHead):
+    """A DraftHead that looks proposals up; features say nothing to it. Levels are cheap, but are timed one by one
+    (HostCosts). One object per generation."""
 
     def __init__(self, habits: Habits) -> None:
         self.habits = habits
@@ -47,14 +45,10 @@ class RecyclingHead:
         self.cache = NoRows(LONGEST)
         self.top_k = min(SUCCESSORS, habits.vocab_size)
         self.scratch = SCRATCH
-        self.unread = 1
         self._root = _Path((), 0, 0)
         self._paths: list[_Path] = []  # of the scratch rows of the tree that is growing
         self._position = 0  # that the root's children are for
         self._output_check = OutputCheck(habits.vocab_size)
-
-    def note(self, features: Features) -> None:
-        """Features say nothing here."""
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead."""

@@ -14,7 +14,7 @@ from eagle_runtime.base.errors import BackendError, BundleError, EagleError
 from eagle_runtime.bundle.graph import OLDER_OPERATORS, OPERATORS
 from eagle_runtime.bundle.listed_files import read_graph
 from eagle_runtime.bundle.manifest import GraphSpec, Manifest
-from eagle_runtime.core.session import Session, SessionOfAMachine
+from eagle_runtime.core.session import Session
 from eagle_runtime.machine.host import total_memory
 
 PassedOver = tuple[tuple[str, str], ...]
@@ -190,7 +190,7 @@ def facts_of_times(backend: str, sessions: Sequence[Session]) -> list[str]:
         with contextlib.suppress(BackendError):  # the session runs, whatever the driver says
             gpu = first_gpu()
             facts += [gpu.name, gpu.compute_capability]
-    return facts + [fact for one in sessions if isinstance(one, SessionOfAMachine) for fact in one.facts]
+    return facts + [fact for one in sessions for fact in one.facts]
 
 
 def library_version(backend: str) -> str:

@@ -15,8 +15,8 @@ from __future__ import annotations
 import json
 import warnings
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
-from typing import Protocol
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,9 +24,11 @@ from eagle_runtime.base.errors import EagleWarning
 from eagle_runtime.base.tree import Int, Tree, node_depths, root_only
 from eagle_runtime.bundle.manifest import Manifest
 from eagle_runtime.core.row_padding import RowPadding
-from eagle_runtime.core.session import Session
 from eagle_runtime.core.target import Target
 from eagle_runtime.machine.user_cache import machine_key, read_cached, write_cached
+
+if TYPE_CHECKING:
+    from eagle_runtime.ort.session import OrtSession
 
 CHECKED = (2, 3, 6, 17, 64)  # rows of the trees compared: both parities, and sizes at which kernels change their tiling
 PAST = 72  # rows before them: more than the 64 whose keys exact attention sums in fp64
@@ -52,19 +54,7 @@ class RowCheck:
         return f"rows are equal to the bit in whole multiples of {self.padding.multiple}; others are padded"
 
 
-class PaddedSession(Session, Protocol):
-    """A session that pads its forward passes (ort.session.OrtSession). version: of its engine."""
-
-    path: Path
-    version: str
-
-    @property
-    def exact(self) -> bool: ...
-
-    def pad(self, padding: RowPadding) -> None: ...
-
-
-def check_rows(session: PaddedSession, manifest: Manifest, threads: int | None) -> RowCheck | None:
+def check_rows(session: OrtSession, manifest: Manifest, threads: int | None) -> RowCheck | None:
     """Set the padding of a target's session to the stored outcome or, where there is none, to that of a new check.
     Returns None for a graph that was not made for equal rows.
 
@@ -85,7 +75,7 @@ def check_rows(session: PaddedSession, manifest: Manifest, threads: int | None) 
     return check
 
 
-def find_padding(session: PaddedSession) -> RowCheck:
+def find_padding(session: OrtSession) -> RowCheck:
     """Returns the first of PADDINGS with which rows are equal. Each takes 5 forward passes and 164 rows; the session's
     padding stays changed."""
     for padding in PADDINGS:

@@ -14,7 +14,7 @@ import numpy as np
 from eagle_runtime.base.errors import BackendError
 from eagle_runtime.base.tree import additive_mask
 from eagle_runtime.core.cache import KVCache
-from eagle_runtime.core.session import Array, JoiningSession, Session
+from eagle_runtime.core.session import Array, Session
 from eagle_runtime.core.target import causal, row_numbers
 
 PAST = (5, 9)  # rows of each text before those that are compared,
@@ -22,7 +22,7 @@ ROWS = (3, 2)  # and these
 INPUTS = {"input_ids", "features", "position_ids", "tree_mask", "logit_rows"}
 
 
-class HeadSession(JoiningSession, Session, Protocol):
+class HeadSession(Session, Protocol):
     """A session of a head that may join texts (ort.session.OrtSession)."""
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from eagle_runtime.base.arguments import checked_int, short_repr
 from eagle_runtime.base.backend_names import AUTO, BACKENDS, on_cpu
@@ -18,7 +18,6 @@ from eagle_runtime.base.errors import BackendError, BundleError, RequestError
 from eagle_runtime.bundle.fidelity import FidelityWarning, shortfall
 from eagle_runtime.bundle.listed_files import verify_hashes
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
-from eagle_runtime.core.session import WarmedSession
 from eagle_runtime.drafting.cost_prior import prior_costs
 from eagle_runtime.drafting.cost_storage import file_name, open_costs
 from eagle_runtime.drafting.head import SCRATCH
@@ -33,9 +32,12 @@ from eagle_runtime.opening.backends import (
     notice,
     open_sessions,
 )
-from eagle_runtime.opening.exact_rows import PaddedSession, check_rows
+from eagle_runtime.opening.exact_rows import check_rows
 from eagle_runtime.opening.joined_heads import check_head
 from eagle_runtime.opening.opened import OpenBundle, bundle_of_sessions
+
+if TYPE_CHECKING:
+    from eagle_runtime.ort.session import OrtSession
 
 Progress = Callable[[str, int, int], None]  # stage ("hash", "load", "warm"), done, total
 MAX_THREADS = 256  # beyond the cores they only wait for each other; thousands take minutes to start
@@ -132,7 +134,7 @@ class Opening:
             progress("load", 1, 1)
             progress("warm", 0, 1)
             _warm(opened, partial(progress, "warm"))
-            check = check_rows(cast(PaddedSession, sessions[0]), manifest, self.threads) if on_cpu(backend) else None
+            check = check_rows(cast("OrtSession", sessions[0]), manifest, self.threads) if on_cpu(backend) else None
             times = facts_of_times(backend, sessions)
             facts = [*manifest.files.values(), backend, *times, str(self.threads), str(context)]
             files = [folder / name for name in manifest.files]
@@ -152,8 +154,7 @@ def _warm(bundle: OpenBundle, report: Callable[[int, int], None]) -> None:
     """Let sessions prepare their forward passes. report: called with what is done, and all of it."""
     caches = [bundle.target.cache, *([] if bundle.head is None else [bundle.head.cache])]
     for part, (session, cache) in enumerate(zip(bundle.engines.sessions, caches, strict=True)):
-        if isinstance(session, WarmedSession):
-            session.warm(cache, lambda done, total, part=part: report(part * total + done, len(caches) * total))  # type: ignore[misc]
+        session.warm(cache, lambda done, total, part=part: report(part * total + done, len(caches) * total))  # type: ignore[misc]
 
 
 def default_budget(bundle: OpenBundle) -> int:

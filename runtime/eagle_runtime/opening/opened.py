@@ -25,7 +25,6 @@ from eagle_runtime.drafting.habits import SUCCESSORS, Habits
 from eagle_runtime.drafting.head import SCRATCH
 from eagle_runtime.drafting.heads import head_of
 from eagle_runtime.drafting.method import Loaded, Proposer
-from eagle_runtime.drafting.methods import default_method
 from eagle_runtime.drafting.rank_acceptance import MANY, SOME, Ranks
 from eagle_runtime.drafting.transitions import Transitions, read_transitions
 from eagle_runtime.opening.backends import PassedOver
@@ -76,11 +75,6 @@ class OpenBundle:
     drafts: tuple[OpenBundle, ...] = ()
     datastore: Datastore | None = None
     pass_s: float = 0.0
-
-    @property
-    def default_method(self) -> str:
-        """The method of a request that names neither method nor tree."""
-        return default_method(self.loaded).name
 
     @property
     def loaded(self) -> Loaded:

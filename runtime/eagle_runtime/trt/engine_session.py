@@ -61,7 +61,7 @@ class EngineSession(Session):
         return joined_rows(self._device, parts)
 
     def warm(self, cache: DeviceCache, report: Callable[[int, int], None]) -> None:
-        """As in WarmedSession."""
+        """As in Session."""
         self._bind_past(cache)
         self._execution.specialise(shapes_of(self._steps), report)
 
@@ -82,7 +82,7 @@ class EngineSession(Session):
         return self._execution.capturable
 
     def counters(self) -> Counters:
-        """As in CountedSession."""
+        """As in Session."""
         return self._device.driver.tally.now
 
     def _upload(self, address: int, array: npt.NDArray[Any]) -> None:

@@ -71,7 +71,7 @@ class TargetSession(EngineSession):
         return self._keep.keep(cache, path, features)
 
     def warm(self, cache: DeviceCache, report: Callable[[int, int], None]) -> None:
-        """As in WarmedSession."""
+        """As in Session."""
         if self._keep is not None:
             self._keep.warm()
         super().warm(cache, report)
@@ -148,7 +148,7 @@ class RowKeeper:
         return kept
 
     def warm(self) -> None:
-        """As in WarmedSession."""
+        """As in Session."""
         self._execution.specialise([PassShape(())], lambda done, total: None)
 
     def close(self) -> None:
