@@ -93,14 +93,12 @@ def _parser() -> Parser:
     first.set_defaults(run=_headers)
     second = commands.add_parser("mix", help="prompts of all kinds, in random order, without repetitions")
     second.set_defaults(run=_mix)
-    for name, meaning in (
-        ("headers", "what `headers` wrote"),
-        ("asked", "what eagle-train made of each of them"),
-        ("articles", "what eagle-train made of what `articles` wrote"),
-        ("held-out", "questions to keep away from: JSONL of turns or messages"),
-    ):
-        several: dict[str, Any] = {"type": Path, "action": "extend", "nargs": "+", "default": []}
-        second.add_argument(f"--{name}", metavar="FILE", help=meaning, **several)
+    several: dict[str, Any] = {"type": Path, "action": "extend", "nargs": "+", "default": [], "metavar": "FILE"}
+    second.add_argument("--headers", help="what `headers` wrote", **several)
+    second.add_argument("--asked", help="what eagle-train made of each of them", **several)
+    second.add_argument("--articles", help="what eagle-train made of what `articles` wrote", **several)
+    meaning = "questions to keep away from: JSONL of turns or messages"
+    second.add_argument("--held-out", help=meaning, **several)
     meaning = "Python modules to take docstrings and functions of (default: Python's own)"
     second.add_argument("--modules", type=Path, default=standard_library(), metavar="FOLDER", help=meaning)
     second.add_argument("--shards", type=int, default=1, metavar="N", help="files to train on (default 1)")
