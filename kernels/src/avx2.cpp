@@ -68,10 +68,7 @@ struct Block<R, 4> {
 #include "tile.inl"
 }  // namespace
 
-const Kernels* avx2_kernels() {
-  static const Kernels kernels = {"avx2",  true,    TILE_ROWS, before, quantise,  product,
-                                  prepare, scratch, part,      join,   whole_rows};
-  return has_avx2(features()) ? &kernels : nullptr;
-}
+const Kernels avx2_kernels = {"avx2",  true,    TILE_ROWS, before, quantise,  product,
+                              prepare, scratch, part,      join,   whole_rows};
 }  // namespace eagle
 #endif

@@ -14,10 +14,7 @@ constexpr bool SIGNED = false;  // levels of eight bits
 #include "tile.inl"
 }  // namespace
 
-const Kernels* avx512_kernels() {
-  static const Kernels kernels = {"avx512", false,   TILE_ROWS, before, quantise,  product,
-                                  prepare,  scratch, part,      join,   whole_rows};
-  return has_avx512_vnni(features()) ? &kernels : nullptr;
-}
+const Kernels avx512_kernels = {"avx512", false,   TILE_ROWS, before, quantise,  product,
+                                prepare,  scratch, part,      join,   whole_rows};
 }  // namespace eagle
 #endif

@@ -18,10 +18,7 @@ INLINE Ints dots(Ints sums, Ints levels, Ints four) {
 #include "tile.inl"
 }  // namespace
 
-const Kernels* vnni_kernels() {
-  static const Kernels kernels = {"vnni",  false,   TILE_ROWS, before, quantise,  product,
-                                  prepare, scratch, part,      join,   whole_rows};
-  return has_avx_vnni(features()) ? &kernels : nullptr;
-}
+const Kernels vnni_kernels = {"vnni",  false,   TILE_ROWS, before, quantise,  product,
+                              prepare, scratch, part,      join,   whole_rows};
 }  // namespace eagle
 #endif

@@ -96,8 +96,8 @@ struct Attention {
   float* parts;                        // [kv_heads, groups, T * heads / kv_heads, D + 2]; split work only
   int64_t groups;
 
-  int64_t sharing() const { return heads / kv_heads; }
-  int64_t visible(int64_t t) const { return chain ? t + 1 : first[t + 1] - first[t]; }
+  INLINE int64_t sharing() const { return heads / kv_heads; }
+  INLINE int64_t visible(int64_t t) const { return chain ? t + 1 : first[t + 1] - first[t]; }
 };
 
 struct Kernels {
@@ -120,10 +120,6 @@ struct Kernels {
 const Kernels& chosen();       // the best set of this processor, or the one that was asked for
 int choose(const char* name);  // see eagle_use_instruction_set
 
-const Kernels* plain_kernels();
-const Kernels* avx2_kernels();
-const Kernels* vnni_kernels();
-const Kernels* avx512_kernels();
-const Kernels* neon_kernels();
+extern const Kernels plain_kernels, avx2_kernels, vnni_kernels, avx512_kernels, neon_kernels;
 
 }  // namespace eagle

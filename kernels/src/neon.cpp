@@ -5,12 +5,6 @@
 #include <string.h>
 
 #include "kernels.hpp"
-#if defined(__linux__)
-#include <sys/auxv.h>
-#elif defined(_WIN32)
-#define WIN32_LEAN_AND_MEAN
-#include <windows.h>
-#endif
 
 #define LANES_NEON
 #if defined(__clang__)
@@ -73,22 +67,9 @@ INLINE void write(float* p, Floats v) { store(p, v.a), store(p + 8, v.b); }
 
 #include "dots.inl"
 #include "tile.inl"
-
-bool has_dotprod() {
-#if defined(__linux__)
-  return getauxval(AT_HWCAP) >> 20 & 1;  // HWCAP_ASIMDDP
-#elif defined(_WIN32)
-  return IsProcessorFeaturePresent(43);  // PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
-#else
-  return true;  // all of Apple's
-#endif
-}
 }  // namespace
 
-const Kernels* neon_kernels() {
-  static const Kernels kernels = {"neon",  true,    TILE_ROWS, before, quantise,  product,
-                                  prepare, scratch, part,      join,   whole_rows};
-  return has_dotprod() ? &kernels : nullptr;
-}
+const Kernels neon_kernels = {"neon",  true,    TILE_ROWS, before, quantise,  product,
+                              prepare, scratch, part,      join,   whole_rows};
 }  // namespace eagle
 #endif

@@ -33,9 +33,5 @@ void product(const Tile& t, int bits, int rows) {
 }
 }  // namespace
 
-const Kernels* plain_kernels() {
-  static const Kernels kernels = {"plain", false,   4,    before, quantise,  product,
-                                  prepare, scratch, part, join,   whole_rows};
-  return &kernels;
-}
+const Kernels plain_kernels = {"plain", false, 4, before, quantise, product, prepare, scratch, part, join, whole_rows};
 }  // namespace eagle
