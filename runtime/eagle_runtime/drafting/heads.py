@@ -14,13 +14,36 @@ from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.one_call import OneCallHead
 from eagle_runtime.drafting.transitions import Transitions
 
-# Of a session, tokens of the cache, scratch rows and the target's vocabulary size; a block head needs more.
-HEADS: Mapping[HeadKind, Callable[[Session, int, int, int], HeadOfText]] = {
-    "eagle1": Head,
-    "eagle3": Head,
-    "mtp": Head,
-    "medusa": MedusaHeads,
-    "hydra": HydraHeads,
+Maker = Callable[[Session, Manifest, int, int, Transitions | None], HeadOfText]  # as head_of
+
+
+def _recurrent(
+    session: Session, manifest: Manifest, capacity: int, scratch: int, transitions: Transitions | None
+) -> HeadOfText:
+    vocab = manifest.target.vocab_size
+    if isinstance(session, OneCallSession):  # an engine that grows whole trees
+        return OneCallHead(session, capacity, vocab)
+    return Head(session, capacity, scratch, vocab)
+
+
+def _block(
+    session: Session, manifest: Manifest, capacity: int, scratch: int, transitions: Transitions | None
+) -> HeadOfText:
+    assert manifest.head is not None and manifest.head.block is not None  # read_manifest
+    return BlockHead(session, capacity, scratch, manifest.head.block, transitions, manifest.target.vocab_size)
+
+
+HEADS: Mapping[HeadKind, Maker] = {
+    "eagle1": _recurrent,
+    "eagle3": _recurrent,
+    "mtp": _recurrent,
+    "block": _block,
+    "medusa": lambda session, manifest, capacity, scratch, _: MedusaHeads(
+        session, capacity, scratch, manifest.target.vocab_size
+    ),
+    "hydra": lambda session, manifest, capacity, scratch, _: HydraHeads(
+        session, capacity, scratch, manifest.target.vocab_size
+    ),
 }
 
 
@@ -30,9 +53,4 @@ def head_of(
     """Returns the head of a bundle that has one. capacity: tokens of its cache. scratch: as in Head. transitions: a
     block head's."""
     assert manifest.head is not None
-    vocab = manifest.target.vocab_size
-    if manifest.head.block is not None:
-        return BlockHead(session, capacity, scratch, manifest.head.block, transitions, vocab)
-    if isinstance(session, OneCallSession):  # an engine that grows whole trees
-        return OneCallHead(session, capacity, vocab)
-    return HEADS[manifest.head.kind](session, capacity, scratch, vocab)
+    return HEADS[manifest.head.kind](session, manifest, capacity, scratch, transitions)
