@@ -88,12 +88,10 @@ class DraftHead(Protocol):
 
     def note(self, features: Features) -> None:
         """Keep features [n, Hd] of verified rows, which follow those that were noted before, until they are read."""
-        return
 
     @property
     def unread(self) -> int:
         """Verified rows that the head has not read yet."""
-        return 1
 
     def reading(self, tokens: Sequence[int]) -> HeadPass | None:
         """Returns the pass of the next `catch_up` of the same tokens, which may be shared with those of other texts:

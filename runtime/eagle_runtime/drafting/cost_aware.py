@@ -69,7 +69,6 @@ class CostAwareDrafter(Drafter):
         neither has a match as long. lookahead: says which matches a constraint allows. ranker: orders the head's
         proposals."""
         self._head = head if head is None or ranker is None else RankedHead(head, ranker)
-        self._reader = head
         self._costs = costs
         self._timer = CycleTimer(costs, clock)
         self._acceptance = acceptance
@@ -91,9 +90,9 @@ class CostAwareDrafter(Drafter):
     def reading(self, tokens: Sequence[int]) -> HeadPass | None:
         """As in Drafter: the first pass of the head, if others share it and it pays."""
         others = self._costs.others
-        if self._reader is None or others == 0 or self._pauses_shared(others, len(tokens)):
+        if self._head is None or others == 0 or self._pauses_shared(others, len(tokens)):
             return None
-        return self._reader.reading(tokens) if self._first_level_pays(self._costs.now, len(tokens)) else None
+        return self._head.reading(tokens) if self._first_level_pays(self._costs.now, len(tokens)) else None
 
     def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
         """As in Drafter."""

@@ -25,7 +25,7 @@ from typing import Protocol
 import numpy as np
 
 from eagle_runtime.base.tree import Float, Int
-from eagle_runtime.core.head import DraftHead, Proposal, States, Weigher, WrappedHead
+from eagle_runtime.core.head import DraftHead, HeadPass, Proposal, States, Weigher, WrappedHead
 from eagle_runtime.core.session import Weights
 from eagle_runtime.drafting.head import NEVER
 from eagle_runtime.sampling.sampler import Sampler
@@ -56,6 +56,10 @@ class RankedHead(WrappedHead):
     def __init__(self, head: DraftHead, ranker: Ranker) -> None:
         super().__init__(head)
         self._ranker = ranker
+
+    def reading(self, tokens: Sequence[int]) -> HeadPass | None:
+        """As in DraftHead."""
+        return self._head.reading(tokens)
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead; the ranker is the weigher."""

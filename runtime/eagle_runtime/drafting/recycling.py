@@ -18,7 +18,7 @@ from eagle_runtime.core.accept import Step
 from eagle_runtime.core.cache import NoRows
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import DraftHead, Proposal, States, Weigher
-from eagle_runtime.core.target import PROMPT_ROWS, row_numbers
+from eagle_runtime.core.target import PROMPT_ROWS, Features, row_numbers
 from eagle_runtime.drafting.acceptance import NEWEST
 from eagle_runtime.drafting.build import cost_aware_drafter
 from eagle_runtime.drafting.cost_model import HEAD_ROWS, Costs, Pass, Timings
@@ -36,8 +36,10 @@ LEVEL_S = 2e-4  # seconds of a level before any was timed, about what one takes 
 
 
 class RecyclingHead(DraftHead):
-    """A DraftHead that looks proposals up; features say nothing to it. Levels are cheap, but are timed one by one
-    (HostCosts). One object per generation."""
+    """A DraftHead that looks proposals up. Levels are cheap, but are timed one by one (HostCosts). One object per
+    generation."""
+
+    unread = 1
 
     def __init__(self, habits: Habits) -> None:
         self.habits = habits
@@ -49,6 +51,9 @@ class RecyclingHead(DraftHead):
         self._paths: list[_Path] = []  # of the scratch rows of the tree that is growing
         self._position = 0  # that the root's children are for
         self._output_check = OutputCheck(habits.vocab_size)
+
+    def note(self, features: Features) -> None:
+        """Features say nothing here."""
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead."""

@@ -148,7 +148,7 @@ class RowKeeper:
         return kept
 
     def warm(self) -> None:
-        """As in Session."""
+        """Prepare its forward pass, as Session.warm does."""
         self._execution.specialise([PassShape(())], lambda done, total: None)
 
     def close(self) -> None:
