@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime import AnswerForm, EagleModel, ToolUse
+from eagle_runtime import ChatPrompt, EagleModel, ToolUse
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import Parser
 from eagle_tools.markdown import markdown_table
@@ -41,13 +41,12 @@ CASES: tuple[tuple[str, dict[str, Any], str], ...] = (
 WAYS: dict[str, dict[str, Any]] = {"without drafts": {"method": "vanilla"}, "with drafts": {}}
 
 
-def prompt_of(model: EagleModel, name: str, fields: Mapping[str, Any], question: str) -> tuple[list[int], AnswerForm]:
-    """The ids of a question to which the answer must call a function, and the answer's form."""
+def prompt_of(model: EagleModel, name: str, fields: Mapping[str, Any], question: str) -> ChatPrompt:
+    """A question to which the answer must call a function."""
     schema = {"type": "object", "properties": dict(fields), "required": list(fields)}
     function = {"name": name, "description": name.replace("_", " "), "parameters": schema}
     use = ToolUse.of([{"type": "function", "function": function}], {"type": "function", "function": {"name": name}})
-    prompt = model.chat_prompt([{"role": "user", "content": question}], use)
-    return model.text.encode_rendered(prompt.text), prompt.form
+    return model.chat_prompt([{"role": "user", "content": question}], use)
 
 
 def passes(model: EagleModel) -> list[list[str]]:
@@ -55,10 +54,10 @@ def passes(model: EagleModel) -> list[list[str]]:
     RequestError where an output differs."""
     rows = []
     for name, fields, question in CASES:
-        ids, form = prompt_of(model, name, fields, question)
+        prompt = prompt_of(model, name, fields, question)
         for temperature in (0.0, 1.0):
-            shared: dict[str, Any] = {"form": form, "temperature": temperature, "seed": 3, "max_new_tokens": 160}
-            results = [model.generate(ids, **shared, **way) for way in WAYS.values()]
+            shared: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_new_tokens": 160}
+            results = [model.generate(prompt, **shared, **way) for way in WAYS.values()]
             if results[0].token_ids != results[1].token_ids:
                 raise RequestError(f"{name} at temperature {temperature:g}: drafts changed the output")
             counts = [result.usage.target_passes for result in results]

@@ -142,14 +142,13 @@ class Engine:
             if not self.model.text.chat:
                 reason = "this model has no chat template; send a prompt to /v1/completions"
                 raise ApiError(400, "template_error", reason, "messages")
-            text = self.model.text
             chat = self.model.chat_prompt(
                 request.messages,
                 request.tools,
                 template_kwargs=request.template_kwargs,
                 tool_format=self._options.tool_format,
             )
-            return [(self.model.fitting(text.encode_rendered(chat.text)), chat.form)]
+            return [(self.model.fitting(chat), chat.form)]
         except RequestError as error:
             raise error_of(error, "prompt" if request.endpoint == "completions" else "messages", self._bundle) from None
 

@@ -135,6 +135,18 @@ def test_tools_of_one_message(model: EagleModel) -> None:
         model.conversation(tool_format="x")
 
 
+def test_tools_without_a_conversation(model: EagleModel) -> None:
+    """What `chat_prompt` returns is a prompt, which brings the form of its answer."""
+    prompt = model.chat_prompt([{"role": "user", "content": "Plan it."}], ToolUse.of(TOOLS, CHOICES[2]))
+    asked: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_new_tokens": 200}
+    result, ids = model.generate(prompt, **asked), model.text.encode_rendered(prompt.text)
+    assert (model.encode(prompt), model.count_tokens(prompt), model.check(prompt)) == (ids, len(ids), ids)
+    assert result.token_ids == model.generate(ids, form=prompt.form, **asked).token_ids
+    assert result.message is not None and result.message["tool_calls"][0]["function"]["name"] == "plan"
+    batched = [piece.result for _, piece in model.batch([prompt, {"prompt": prompt}], **asked) if piece.result]
+    assert [(one.token_ids, one.finish_reason) for one in batched] == [(result.token_ids, "tool_calls")] * 2
+
+
 @pytest.mark.slow
 def test_calls_are_drawn_with_their_probabilities(model: EagleModel) -> None:
     """2,000 draws with drafts against the chances of plain constrained decoding: for each of 15 calls the product of

@@ -41,8 +41,7 @@ def client(address: str) -> Iterator[OpenAI]:
 def plain(model: EagleModel, choice: Any, parallel: bool = False) -> dict[str, Any]:
     """The message of the same request without drafts, its calls without ids."""
     prompt = model.chat_prompt(MESSAGES, ToolUse.of(TOOLS, choice, parallel))
-    ids = model.text.encode_rendered(prompt.text)
-    result = model.generate(ids, form=prompt.form, method="vanilla", temperature=0.9, seed=5, max_new_tokens=200)
+    result = model.generate(prompt, method="vanilla", temperature=0.9, seed=5, max_new_tokens=200)
     assert result.message is not None
     return {**result.message, "tool_calls": [call["function"] for call in result.message["tool_calls"]]}
 
@@ -79,8 +78,7 @@ def test_text_where_tools_may_be_called(client: OpenAI, served_model: EagleModel
     answer = client.chat.completions.create(model="any", messages=MESSAGES, tools=TOOLS, temperature=0, max_tokens=30)
     assert answer.choices[0].message.tool_calls is None
     prompt = served_model.chat_prompt(MESSAGES, ToolUse.of(TOOLS))
-    ids = served_model.text.encode_rendered(prompt.text)
-    wanted = served_model.generate(ids, form=prompt.form, method="vanilla", temperature=0, max_new_tokens=30)
+    wanted = served_model.generate(prompt, method="vanilla", temperature=0, max_new_tokens=30)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (wanted.text, wanted.finish_reason)
     none = client.chat.completions.create(
         model="any", messages=MESSAGES, tools=TOOLS, tool_choice="none", temperature=0, max_tokens=30

@@ -184,7 +184,7 @@ class EagleModel:
     def encode(self, prompt: Prompt) -> list[int]:
         """Returns the ids of a prompt, given as to `stream`: text with the special tokens that the tokenizer puts
         around it, chat messages through the bundle's template. Raises RequestError."""
-        return self.text.encode(prompt)
+        return self._turns.encode(prompt)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of ids. Raises RequestError for ids outside the vocabulary, or without a tokenizer."""
@@ -197,7 +197,8 @@ class EagleModel:
     def stream(self, prompt: Prompt, **settings: Unpack[Settings]) -> Turn:
         """Decode piece by piece.
 
-        prompt: text, token ids, or chat messages ({"role", "content"} dicts, for the bundle's template). The settings:
+        prompt: text, token ids, chat messages ({"role", "content"} dicts, for the bundle's template), or what
+        `chat_prompt` made of them with tools. The settings:
 
         - max_new_tokens (256): the output also ends where the context is full. min_new_tokens (0): no end-of-sequence
           or stop token is drawn, and no stop string counts, before so many. stop: a string or up to 16, before which
@@ -244,11 +245,12 @@ class EagleModel:
     def _asked(self, prompt: Prompt, settings: Mapping[str, Any]) -> tuple[list[int], dict[str, Any]]:
         """The ids of a prompt that fits the context, and the settings. Where an answer to chat messages would show its
         heads, they have its form. Raises RequestError, ContextError."""
-        chat = isinstance(prompt, list | tuple) and bool(prompt) and all(isinstance(item, Mapping) for item in prompt)
-        if not chat or settings.get("form") is not None or not has_heads(self.text):
-            return self._turns.ids(prompt), dict(settings)
-        made = self.chat_prompt([item for item in prompt if isinstance(item, Mapping)])
-        return self._turns.ids(self.text.encode_rendered(made.text)), {**settings, "form": made.form}
+        if isinstance(prompt, list | tuple) and settings.get("form") is None:
+            messages = [item for item in prompt if isinstance(item, Mapping)]
+            if messages and len(messages) == len(prompt) and has_heads(self.text):
+                prompt = self.chat_prompt(messages)
+        form = settings.get("form") or (prompt.form if isinstance(prompt, ChatPrompt) else None)
+        return self._turns.ids(prompt), {**settings, "form": form}
 
     def conversation(
         self,
@@ -276,8 +278,8 @@ class EagleModel:
         template_kwargs: Mapping[str, Any] | None = None,
         tool_format: str | None = None,
     ) -> ChatPrompt:
-        """Returns the prompt of a chat without a conversation, and the form of its answer: `stream(text.encode_rendered
-        (prompt.text), form=prompt.form)`. Arguments and errors as in `conversation`; use: of tools."""
+        """Returns the prompt of a chat without a conversation, with the form of its answer, for `stream`. Arguments and
+        errors as in `conversation`; use: of tools."""
         return chat_prompt(self.text, messages, use, template_kwargs=template_kwargs, tool_format=tool_format)
 
     def load_conversation(self, path: str | Path) -> Conversation:

@@ -21,9 +21,10 @@ from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.generate import Reading, asking
 from eagle_runtime.core.scheduler import Lease, Scheduler
 from eagle_runtime.opening.opened import OpenBundle
+from eagle_runtime.text.answer_form import ChatPrompt
 from eagle_runtime.text.tokenizer import Message
 
-Prompt = str | Sequence[int] | Sequence[Message]
+Prompt = str | Sequence[int] | Sequence[Message] | ChatPrompt
 OnEnd = Callable[[Output, int, Usage | None], None]  # what was answered, its seed, and its figures
 
 
@@ -43,10 +44,15 @@ class Turns:
         self._executor: ThreadPoolExecutor | None = None
         self._worker_lock = threading.Lock()
 
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Returns the ids of a prompt. Raises RequestError."""
+        text = self.bundle.text
+        return text.encode_rendered(prompt.text) if isinstance(prompt, ChatPrompt) else text.encode(prompt)
+
     def ids(self, prompt: Prompt) -> list[int]:
         """Returns the ids of a prompt that fits the context. Raises RequestError, ContextError."""
         text, context = self.bundle.text, self.bundle.context
-        tokens = text.encode(prompt)
+        tokens = self.encode(prompt)
         vocab = self.bundle.manifest.target.vocab_size
         if not tokens:
             raise RequestError("the prompt is empty; give at least one token")
