@@ -22,7 +22,7 @@ from eagle_export.base.destination import (
     folder_bytes,
 )
 from eagle_export.base.errors import ExportError
-from eagle_export.base.memory import give_back, keep_blocks_apart, keep_blocks_together
+from eagle_export.base.memory import give_back, keep_blocks_apart, keep_blocks_together, only_new_objects
 from eagle_export.base.resume import fingerprint, holds_refused, kept
 from eagle_export.checking.certificate import certified
 from eagle_export.checking.head_check import HeadCheck
@@ -133,7 +133,7 @@ def export(
         check_destination(bundle)
     rows: tuple[Sensitivity, ...] = ()
     head_check: HeadCheck | None = None
-    with bar("reading checkpoints") as shown, ExitStack() as until_end:
+    with bar("reading checkpoints") as shown, only_new_objects(), ExitStack() as until_end:
         work = _begun(order, target, draft, bundle, shown.step)
         traced = None if holds_refused(work_folder(bundle), work.key) else _traced(work, until_end)
         with (

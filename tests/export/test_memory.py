@@ -1,4 +1,4 @@
-"""Collections of garbage stop while an export imports its libraries, and freed memory goes back to the system."""
+"""Garbage collection while an export imports its libraries and runs; freed memory goes back to the system."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from eagle_export.base.memory import without_collection
+from eagle_export.base.memory import only_new_objects, without_collection
 
 
 def test_collection_goes_on_after_an_error_too() -> None:
@@ -32,6 +32,16 @@ def test_collection_that_was_off_stays_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_only_new_objects_are_looked_at() -> None:
+    older: list[list[int]] = [[]]
+    with suppress(ValueError), only_new_objects():
+        newer: list[list[int]] = [[]]
+        looked_at = {id(each) for each in gc.get_objects()}
+        assert id(newer) in looked_at and id(older) not in looked_at
+        raise ValueError
+    assert gc.get_freeze_count() == 0
 
 
 BLOCKS = """
