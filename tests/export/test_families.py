@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from conftest import needs_operators
 from eagle_calib.calibration import Observed
@@ -42,8 +42,6 @@ from eagle_runtime.ort.session import OrtSession
 from insides import bundle_in
 from tiny_families import CONTEXT, HIDDEN, LAYERS, ROWS, VOCAB, WIDE_PHI, Row, save_source, source_of
 
-TAPS = [1, 2]  # layers whose outputs the head reads
-
 
 def save_head(folder: Path) -> None:
     """A random EAGLE-3 head of two taps."""
@@ -62,7 +60,7 @@ def save_head(folder: Path) -> None:
         {name: torch.randn(shape) * 0.3 + ("norm" in name) for name, shape in shapes.items()},
         folder / "model.safetensors",
     )
-    settings = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": TAPS}}
+    settings = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}
     sizes = {"hidden_size": HIDDEN, "num_attention_heads": 4, "vocab_size": VOCAB}
     (folder / "config.json").write_text(json.dumps({**sizes, **settings}))
 
@@ -82,21 +80,16 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("heads") / "head"
-    save_head(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def bundles(sources: Callable[[str], Path], head: Path) -> Callable[[str, str], Path]:
-    """row, precision -> bundle of the row's model, with a random head. A row has one trace for all precisions."""
+def bundles(sources: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """row, precision -> bundle of the row's model, with a random head unless it is fp32."""
+    head = tmp_path_factory.mktemp("heads") / "head"
+    save_head(head)
 
     @cache
     def bundle(name: str, precision: str) -> Path:
         source = sources(name)
         folder = source.with_name(precision)
-        export(source, head, folder, Settings(precision=precision, certify=False))
+        export(source, None if precision == "fp32" else head, folder, Settings(precision=precision, certify=False))
         return folder
 
     return bundle
@@ -115,24 +108,19 @@ def path_to(tree: Tree, node: int) -> list[int]:
 
 
 @torch.no_grad()
-def assert_equals_source(source: Any, target: Target, head: Path) -> None:
-    """Compares rows after an empty past, two trees after some past, and a chunk in between. head: whose features the
-    target computes."""
-    fc = load_file(head / "model.safetensors")["fc.weight"]
-
-    def computed(text: list[int]) -> tuple[Any, Any]:
-        out = source(torch.tensor([text]), output_hidden_states=True)
-        taps = torch.cat([out.hidden_states[tap + 1][0] for tap in TAPS], -1)
-        return out.logits[0].numpy(), (taps @ fc.T).numpy()
+def assert_equals_source(source: Any, target: Target) -> None:
+    """Compares rows after an empty past, two trees after some past, and a chunk in between."""
 
     def assert_row(text: list[int], logits: Any, features: Any) -> None:
-        for ours, theirs in zip((logits, features), computed(text), strict=True):
-            np.testing.assert_allclose(ours, theirs[-1], atol=1e-4)
+        out = source(torch.tensor([text]), output_hidden_states=True)
+        np.testing.assert_allclose(logits, out.logits[0, -1].numpy(), atol=1e-4)
+        np.testing.assert_allclose(features, out.hidden_states[-1][0, -1].numpy(), atol=1e-4)
 
     rng = np.random.default_rng(3)
     text = rng.integers(0, VOCAB, 90).tolist()
     logits, features = target.prefill(text)
-    np.testing.assert_allclose(np.asarray(features), computed(text)[1], atol=1e-4)
+    out = source(torch.tensor([text]), output_hidden_states=True)
+    np.testing.assert_allclose(np.asarray(features), out.hidden_states[-1][0].numpy(), atol=1e-4)
     assert_row(text, logits, np.asarray(features)[-1])
     for _ in range(2):
         tree = random_tree(rng, 24)
@@ -143,7 +131,7 @@ def assert_equals_source(source: Any, target: Target, head: Path) -> None:
         target.cache.keep(np.array(path))
         text += tree.tokens[path].tolist()
     whole = np.concatenate(list(target.score(text)))
-    np.testing.assert_allclose(whole, computed(text)[0], atol=1e-4)
+    np.testing.assert_allclose(whole, source(torch.tensor([text])).logits[0].numpy(), atol=1e-4)
 
 
 def test_a_release_of_transformers_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,19 +203,17 @@ def test_a_family_that_transformers_lacks_is_named(monkeypatch: pytest.MonkeyPat
         open_pair(tmp_path, None)
 
 
-def test_a_window_as_long_as_the_context_adds_nothing(
-    bundles: Callable[[str, str], Path], head: Path, tmp_path: Path
-) -> None:
+def test_a_window_as_long_as_the_context_adds_nothing(bundles: Callable[[str, str], Path], tmp_path: Path) -> None:
     row = Row("mistral", {"sliding_window": CONTEXT})
     source_of(row).save_pretrained(tmp_path / "source")
-    export(tmp_path / "source", head, tmp_path / "bundle", Settings(certify=False))
+    export(tmp_path / "source", None, tmp_path / "bundle", Settings(certify=False))
     nodes = [
         len(ir.load(folder / "target/model.onnx").graph) for folder in (tmp_path / "bundle", bundles("Llama", "fp32"))
     ]
     assert nodes[0] == nodes[1]
 
 
-def test_smoothing_moves_factors_into_the_bias_of_v(bundles: Callable[[str, str], Path], head: Path) -> None:
+def test_smoothing_moves_factors_into_the_bias_of_v(bundles: Callable[[str, str], Path]) -> None:
     """The graph computes the same with and without."""
     name = "Qwen2.5, tied, upper layers with a window"
     fp32 = bundles(name, "fp32") / "target"
@@ -250,21 +236,21 @@ def test_smoothing_moves_factors_into_the_bias_of_v(bundles: Callable[[str, str]
     ir.save(graph, fp32 / "smooth.onnx", external_data="smooth.onnx.data")
     spec = read_manifest(fp32.parent).target.graph
     with OrtSession(fp32 / "smooth.onnx", spec, threads=1) as session:
-        assert_equals_source(source_of(ROWS[name]), Target(session, CONTEXT), head)
+        assert_equals_source(source_of(ROWS[name]), Target(session, CONTEXT))
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_logits_and_features_equal_transformers(name: str, bundles: Callable[[str, str], Path], head: Path) -> None:
+def test_logits_and_features_equal_transformers(name: str, bundles: Callable[[str, str], Path]) -> None:
     """The traced graph, and the same graph with the attention of quantised targets."""
     source, fp32 = source_of(ROWS[name]), bundles(name, "fp32")
     with EagleModel.load(fp32, threads=1) as model:
-        assert_equals_source(source, bundle_in(model).target, head)
+        assert_equals_source(source, bundle_in(model).target)
     graph = ir.load(fp32 / "target/model.onnx")
     assert len(ExactAttention().apply(graph)) == LAYERS
     ir.save(graph, fp32 / "target/exact.onnx")
     spec = graph_spec("exact.onnx", graph, {})
     with OrtSession(fp32 / "target/exact.onnx", spec, threads=1) as session:
-        assert_equals_source(source, Target(session, CONTEXT), head)
+        assert_equals_source(source, Target(session, CONTEXT))
 
 
 @pytest.mark.parametrize("name", ROWS)
