@@ -245,11 +245,16 @@ class EagleModel:
     def _asked(self, prompt: Prompt, settings: Mapping[str, Any]) -> tuple[list[int], dict[str, Any]]:
         """The ids of a prompt that fits the context, and the settings. Where an answer to chat messages would show its
         heads, they have its form. Raises RequestError, ContextError."""
-        if isinstance(prompt, list | tuple) and settings.get("form") is None:
-            messages = [item for item in prompt if isinstance(item, Mapping)]
-            if messages and len(messages) == len(prompt) and has_heads(self.text):
-                prompt = self.chat_prompt(messages)
-        form = settings.get("form") or (prompt.form if isinstance(prompt, ChatPrompt) else None)
+        if settings.get("form") is not None:
+            return self._turns.ids(prompt), dict(settings)
+        if (
+            isinstance(prompt, list | tuple)
+            and prompt
+            and all(isinstance(item, Mapping) for item in prompt)
+            and has_heads(self.text)
+        ):
+            prompt = self.chat_prompt([item for item in prompt if isinstance(item, Mapping)])
+        form = prompt.form if isinstance(prompt, ChatPrompt) else None
         return self._turns.ids(prompt), {**settings, "form": form}
 
     def conversation(
