@@ -186,9 +186,10 @@ def is_tie(
     for token in common:  # as if the target knew nothing else
         sampler.next(np.where(np.arange(vocab) == token, 1e4, -1e4).astype(np.float32))
     *_, rows = model.score([*ids, *common], len(ids) + at - 1)
-    scores = sampler.scores.of_row(rows[-1])
+    adjusted = sampler.scores.adjusted(rows[-1])
+    scores = adjusted.astype(np.float64)
     if sampler.params.temperature > 0:
-        scores = scores - np.log(sampler.exponential_noise(sampler.position))
+        scores = sampler.scores.filtered(adjusted) - np.log(sampler.exponential_noise(sampler.position))
     return bool(abs(scores[pair[0].token_ids[at]] - scores[pair[1].token_ids[at]]) < 1e-3)
 
 

@@ -67,7 +67,8 @@ def test_scores_equal_hugging_face(
     logits = rng.normal(0, 3, VOCAB).astype(np.float32)
     prompt = rng.integers(0, VOCAB, 12).tolist()
     params = SamplingParams(temperature, top_k, top_p, min_p, penalty, logit_bias=bias)
-    ours = Sampler(params, prompt, VOCAB).scores.of_row(logits)
+    scores = Sampler(params, prompt, VOCAB).scores
+    ours = scores.filtered(scores.adjusted(logits))
     theirs = hf_scores(logits, prompt, params)
     assert np.array_equal(np.isfinite(ours), np.isfinite(theirs))
     np.testing.assert_allclose(ours[np.isfinite(ours)], theirs[np.isfinite(theirs)], rtol=1e-6, atol=1e-6)
@@ -77,7 +78,7 @@ def test_presence_and_frequency_count_the_output_only() -> None:
     sampler = Sampler(SamplingParams(presence_penalty=0.5, frequency_penalty=0.25), [0, 0, 1], 4)
     logits = np.array([0, 0, 3, 2.5], np.float32)
     assert [sampler.next(logits) for _ in range(3)] == [2, 3, 2]
-    np.testing.assert_allclose(sampler.scores.of_row(logits), [0, 0, 3 - 0.5 - 0.5, 2.5 - 0.5 - 0.25])
+    np.testing.assert_allclose(sampler.scores.adjusted(logits), [0, 0, 3 - 0.5 - 0.5, 2.5 - 0.5 - 0.25])
 
 
 def test_greedy_takes_the_lowest_id_of_a_tie() -> None:
@@ -192,36 +193,42 @@ FILTERS: list[dict[str, Any]] = [
     {"min_p": 0.1},
     {"top_k": 30, "top_p": 0.8, "min_p": 0.02},
     {"top_p": 0.95, "min_p": 0.05},
+    {"repetition_penalty": 1.3},
+    {"presence_penalty": 0.5, "frequency_penalty": -0.1, "top_p": 0.9},
+    {"logit_bias": {7: 4.0, 8: -math.inf, 9: -0.5}, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05},
 ]
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-5, 0.2, 1.0, 30.0, 1e5, 1e30])
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_a_draw_from_few_scores_is_that_from_all(filters: dict[str, Any], temperature: float) -> None:
-    """A bias makes the scores of the whole row; this one changes nothing."""
+def test_a_draw_from_few_scores_is_that_from_all(
+    filters: dict[str, Any], temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng, vocab = np.random.default_rng(5), 2000
-    few = Sampler(SamplingParams(temperature=temperature, seed=3, **filters), [0], vocab)
-    every = Sampler(replace(few.params, logit_bias={7: 0.0}), [0], vocab)
+    few, every = (Sampler(SamplingParams(temperature=temperature, seed=3, **filters), [0, 5], vocab) for _ in range(2))
     for _ in range(100):
         logits = (rng.normal(0, 3, vocab) * rng.choice([1e-38, 0.1, 1, 1e20])).astype(np.float32).round(rng.integers(3))
         logits[rng.random(vocab) < rng.choice([0, 0.5, 0.999])] = -np.inf
-        logits[rng.integers(vocab)] = rng.choice([0, 3])
-        assert few.next(logits) == every.next(logits)
-    for sampler in (few, every):
+        logits[rng.integers(10, vocab)] = rng.choice([0, 3])
+        token = few.next(logits)
+        with monkeypatch.context() as patch:
+            patch.setattr("eagle_runtime.sampling.sampler.drawn", lambda *_: None)
+            assert every.next(logits) == token
+    for one in (few, every):
         if temperature < 1:
             with pytest.raises(RequestError, match="no token is left"):
-                Sampler(replace(sampler.params, temperature=1e-310), [0], vocab).next(np.full(vocab, 9, np.float32))
+                Sampler(replace(one.params, temperature=1e-310), [0], vocab).next(np.full(vocab, 9, np.float32))
 
 
 def test_most_draws_need_the_scores_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
     rng, vocab, whole = np.random.default_rng(6), 20_000, []
-    of_row = Scores.of_row
+    filtered = Scores.filtered
 
-    def noted(scores: Scores, logits: npt.NDArray[np.float32]) -> Row:
+    def noted(scores: Scores, adjusted: npt.NDArray[np.float32]) -> Row:
         whole.append(scores.position)
-        return of_row(scores, logits)
+        return filtered(scores, adjusted)
 
-    monkeypatch.setattr(Scores, "of_row", noted)
+    monkeypatch.setattr(Scores, "filtered", noted)
     for filters in FILTERS:
         sampler = Sampler(SamplingParams(temperature=0.8, seed=3, **filters), [0], vocab)
         for _ in range(50):

@@ -164,7 +164,7 @@ def test_calls_are_drawn_with_their_probabilities(model: EagleModel) -> None:
         sampler = Sampler(SamplingParams(temperature=1.0), ids, len(rows[0]), matcher=matcher)
         log_chance = 0.0
         for token, row in zip(answer, rows, strict=False):
-            scores = sampler.scores.of_row(row)
+            scores = sampler.scores.filtered(sampler.scores.adjusted(row))
             log_chance += float(scores[token] - np.logaddexp.reduce(scores))
             matcher.consume(token)
         chances[day, hour] = math.exp(log_chance)

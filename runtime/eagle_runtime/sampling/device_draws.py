@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from eagle_runtime.base.tree import Bool, Int
+from eagle_runtime.base.tree import Bool, Float, Int
 from eagle_runtime.sampling.candidates import Candidates
 from eagle_runtime.sampling.noise import Noise
 from eagle_runtime.sampling.race import Known, contains, decide, highest, rest_of_mass
@@ -22,31 +22,10 @@ class DeviceDraws:
     """Of one sampler, whose scores and random numbers it shares."""
 
     def __init__(self, scores: Scores, noise: Noise) -> None:
-        params, vocab_size = scores.params, len(scores.seen)
-        self._scores, self._noise, self._vocab_size = scores, noise, vocab_size
-        # The tokens that are not scored as others are, as ids and marks [V], and what is added to each logit before
-        # the rest, first while `late` tokens cannot come, then later.
-        raised = [token for token, value in params.logit_bias.items() if value > 0]
-        self._raised = np.array(sorted(raised, key=params.logit_bias.__getitem__, reverse=True), np.int64)
-        special = {*params.logit_bias, *scores.late.tolist()}
-        if scores.with_history:
-            special |= set(np.flatnonzero(scores.counts).tolist())
-        if params.repetition_penalty != 1:
-            special |= set(np.flatnonzero(scores.seen).tolist())
-        self._special = np.array(sorted(special), np.int64)
-        self._is_special = np.zeros(vocab_size, np.bool_)
-        self._is_special[self._special] = True
-        self._added = self._added_early = np.zeros(vocab_size if len(special) else 0)
-        if len(special):
-            self._added[scores.bias_ids] = scores.bias
-            self._added_early = self._added.copy()
-            self._added_early[scores.late] = -np.inf
-
-    def add(self, token: int) -> None:
-        """The token of a position is drawn."""
-        if self._scores.with_history and not self._is_special[token]:
-            self._is_special[token] = True
-            self._special = np.append(self._special, token)
+        self._scores, self._noise, self._vocab_size = scores, noise, len(scores.seen)
+        bias = scores.params.logit_bias
+        raised = [token for token, value in bias.items() if value > 0]
+        self._raised = np.array(sorted(raised, key=bias.__getitem__, reverse=True), np.int64)
 
     @property
     def inverse_temperature(self) -> float:
@@ -87,22 +66,22 @@ class DeviceDraws:
     def _known(self, row: Candidates) -> Known:
         """What a row's candidates say of its scores."""
         tokens, first = np.unique(np.concatenate([row.ids, row.watched_ids]), return_index=True)
-        logits = np.concatenate([row.logits, row.watched_logits])[first].astype(np.float64)
-        floor = float(row.logits.min())  # no other logit is higher
+        logits = np.concatenate([row.logits, row.watched_logits])[first]
+        floor = row.logits.min()  # no other logit is higher
         mask = None if self._scores.matcher is None else self._scores.matcher.mask()
-        special = self._special
-        if len(special):
-            special = special[~contains(tokens, special)]
+        is_special = self._scores.special
+        special = np.flatnonzero(is_special)
+        special = special[~contains(tokens, special)]
         rest = self._vocab_size - len(tokens) - len(special)
         temperature = self._scores.params.temperature
-        plain = floor / temperature if temperature > 0 else floor
+        plain = float(floor) / temperature if temperature > 0 else float(floor)
         scores = self._scores_of(tokens, logits, mask)
         bounds = np.append(plain if rest else -math.inf, self._scores_of(special, np.full(len(special), floor), mask))
         if temperature == 0:
             return Known(tokens, scores, scores, bounds, bounds, rest)
         noise = self._noise.at(self._scores.position)
         least = self._noise.lowest(self._scores.position, len(row.watched_ids) + 1)
-        free = ~contains(tokens, least) & ~self._is_special[least]
+        free = ~contains(tokens, least) & ~is_special[least]
         if mask is not None:
             free &= mask[least]
         smallest = noise[least[free.argmax()] if free.any() else least[-1]]
@@ -110,14 +89,13 @@ class DeviceDraws:
         if self._scores.params.top_p < 1:
             best = scores.max()
             excluded = len(special) * np.exp(plain - best) if mask is None else math.inf
-            mass = rest_of_mass(row.log_sum_exp, logits / temperature, best, excluded)
+            mass = rest_of_mass(row.log_sum_exp, logits.astype(np.float64) / temperature, best, excluded)
         return Known(tokens, scores, noise[tokens], bounds, np.append(smallest, noise[special]), rest, mass)
 
-    def _scores_of(self, tokens: Int, logits: Row, mask: Bool | None) -> Row:
-        """As Scores.of_row before its filters, for some tokens with their logits."""
-        scores = logits.copy()
-        if len(self._added):
-            scores += (self._added_early if self._scores.position < self._scores.late_until else self._added)[tokens]
+    def _scores_of(self, tokens: Int, logits: Float, mask: Bool | None) -> Row:
+        """As Scores.filtered without filters, for some tokens with their logits."""
         if mask is not None:
-            scores[~mask[tokens]] = -np.inf
-        return self._scores.penalised(scores, tokens)
+            logits = np.where(mask[tokens], logits, np.float32(-np.inf))
+        scores = self._scores.of_tokens(logits, tokens).astype(np.float64)
+        temperature = self._scores.params.temperature
+        return scores / temperature if temperature > 0 else scores

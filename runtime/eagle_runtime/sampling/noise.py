@@ -38,10 +38,11 @@ class Stream:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._native = native_draws()
-        self._philox = np.random.Philox(key=seed)
-        self._generator = np.random.Generator(self._philox)
-        self._begin = self._philox.state
-        self._counter = self._begin["state"]["counter"]
+        if self._native is None:
+            self._philox = np.random.Philox(key=seed)
+            self._generator = np.random.Generator(self._philox)
+            self._begin = self._philox.state
+            self._counter = self._begin["state"]["counter"]
 
     def at(self, position: int, count: int) -> Numbers:
         """Returns the numbers [count] of an absolute position, and the smallest."""

@@ -21,7 +21,7 @@ from eagle_runtime.sampling.grammar_matcher import Matcher
 from eagle_runtime.sampling.noise import Noise
 from eagle_runtime.sampling.params import SamplingParams
 from eagle_runtime.sampling.race import SLACK, drawn
-from eagle_runtime.sampling.scores import Scores
+from eagle_runtime.sampling.scores import Row, Scores
 
 LogProbs = tuple[float, tuple[tuple[int, float], ...]]  # of the token drawn, and of the likeliest ones
 
@@ -92,10 +92,9 @@ class Sampler:
         if token is None:
             token = self._drawn(logits if isinstance(logits, np.ndarray) else logits.whole())
         self.scores.add(token)
-        if self._on_device is not None:
-            self._on_device.add(token)
         if self.params.temperature > 0:
             self._noise.forget(self.position)
+            self._noise.prepare([self.position])
         return token
 
     def _drawn(self, logits: npt.NDArray[np.float32]) -> int:
@@ -105,7 +104,10 @@ class Sampler:
                 f"the target's logits at position {self.position} are not finite; the model's weights or its "
                 "precision do not fit (try fp32)"
             )
-        token = likeliest if self.scores.takes_highest else self._draw(logits, likeliest)
+        if (row := self.scores.adjusted(logits)) is not logits:
+            likeliest = int(row.argmax())
+            self.scores.check(row[likeliest])
+        token = likeliest if self.params.temperature == 0 else self._draw(row, likeliest)
         if self._num_log_probs is not None:
             self._log_probs.append(log_probs_of(logits, token, self._num_log_probs))
         return token
@@ -121,21 +123,20 @@ class Sampler:
         return records
 
     def _draw(self, logits: npt.NDArray[np.float32], likeliest: int) -> int:
-        """likeliest: the token with the highest logit."""
-        params = self.params
-        if params.temperature == 0:
-            return int(np.argmax(self.scores.of_row(logits)))
+        """logits [V]: as Scores.adjusted returns them. likeliest: the token with the highest."""
         # The Gumbel-max trick: of exponential clocks with rates p, each rings first with probability p. Logits that
         # differ by rounding, as those of one token in different trees may, then draw another token with a chance of
         # about that difference (Daliri et al., arXiv 2408.07978). Inverting the cumulative distribution would do so
         # hundreds of times as often, since rounding shifts the edges of all tokens.
         numbers, smallest = self.exponential_noise(self.position), self._noise.least(self.position)
-        if self.scores.raw:
-            filters = params.top_k, params.top_p, params.min_p
-            token = drawn(logits, likeliest, numbers, smallest, params.temperature, filters)
-            if token is not None:
-                return token
-        scores = self.scores.of_row(logits)
+        params = self.params
+        filters = params.top_k, params.top_p, params.min_p
+        token = drawn(logits, likeliest, numbers, smallest, params.temperature, filters)
+        return self._drawn_of_all(logits, numbers, smallest) if token is None else token
+
+    def _drawn_of_all(self, logits: npt.NDArray[np.float32], numbers: Row, smallest: float) -> int:
+        """As `drawn`, from the scores of all tokens."""
+        scores = self.scores.filtered(logits)
         # The likeliest token rings at its number; to ring earlier, another needs this score, whatever its number.
         likeliest = int(np.argmax(scores))
         least = scores[likeliest] + math.log(smallest / numbers[likeliest]) - SLACK

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import RequestError
-from eagle_runtime.base.tree import Int
+from eagle_runtime.base.tree import Float, Int
 from eagle_runtime.sampling.grammar_matcher import Matcher
 from eagle_runtime.sampling.params import SamplingParams
 
@@ -65,8 +66,8 @@ class Scores:
     """The scores of one position after another, and the history, which penalties need.
 
     position: absolute, of the next token. seen [V]: tokens of prompt and output; counts [V]: of the output. late: that
-    cannot come before position `late_until`. with_history: whether scores depend on what came before; raw: whether
-    they are the logits, but for temperature and filters."""
+    cannot come before position `late_until`. special [V]: tokens with a bias, a penalty, or a first position. raw:
+    whether logits are only divided by the temperature and filtered."""
 
     def __init__(
         self,
@@ -85,21 +86,29 @@ class Scores:
                 )
         self.params, self.matcher = params, matcher
         self.position = len(prompt)
-        self.late = np.array([token for token in late if token < vocab_size], np.int64)
         self.late_until = len(prompt) + least
         self.seen = np.zeros(vocab_size, np.bool_)
         self.seen[list(prompt)] = True
         self.counts = np.zeros(vocab_size, np.int64)
-        self.bias_ids = np.array(list(params.logit_bias), np.int64)
-        self.bias = np.array(list(params.logit_bias.values()), np.float64)
-        self.with_history = params.repetition_penalty != 1 or bool(params.presence_penalty or params.frequency_penalty)
-        has_late = least > 0 and len(self.late) > 0
-        self.raw = matcher is None and len(self.bias_ids) == 0 and not has_late and not self.with_history
+        self._with_history = params.repetition_penalty != 1 or bool(params.presence_penalty or params.frequency_penalty)
+        known_late = np.array([token for token in late if token < vocab_size and least > 0], np.int64)
+        self.special = self.seen.copy() if params.repetition_penalty != 1 else np.zeros(vocab_size, np.bool_)
+        # What is added to each logit before the rest, first while `late` tokens cannot come, then later.
+        self._added = self._added_early = np.zeros(vocab_size if len(known_late) or params.logit_bias else 0)
+        if len(self._added):
+            biased = np.array(list(params.logit_bias), np.int64)
+            self._added[biased] = list(params.logit_bias.values())
+            self._added_early = self._added.copy()
+            self._added_early[known_late] = -np.inf
+            self.special[biased] = self.special[known_late] = True
+        self.raw = matcher is None and len(self._added) == 0 and not self._with_history
 
     def add(self, token: int) -> None:
         """The token of the position is drawn."""
         self.seen[token] = True
         self.counts[token] += 1
+        if self._with_history:
+            self.special[token] = True
         self.position += 1
         if self.matcher is not None:
             self.matcher.consume(token)
@@ -109,24 +118,41 @@ class Scores:
         """Whether every token is the one with the highest logit, whatever came before."""
         return self.raw and self.params.temperature == 0
 
-    @np.errstate(over="ignore", invalid="ignore")  # what overflows is refused below
-    def of_row(self, logits: npt.NDArray[np.float32]) -> Row:
-        """Logits [V] -> scores [V] whose softmax is the distribution of the next token (HF's order of steps)."""
+    @np.errstate(over="ignore", invalid="ignore")  # what overflows is refused by the caller
+    def adjusted(self, logits: Float) -> Float:
+        """Logits [V] -> those [V] that temperature and filters begin with: with bias, constraint and penalties (HF's
+        order), in fp32; the same array where nothing changes."""
+        if self.raw:
+            return logits
+        row = logits.copy()
+        if self.matcher is not None:
+            row[~self.matcher.mask()] = -np.inf
+        tokens = np.flatnonzero(self.special)
+        row[tokens] = self.of_tokens(row[tokens], tokens)
+        return row
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def of_tokens(self, logits: Float, tokens: Int) -> Float:
+        """As `adjusted`, for tokens [n] with their logits [n], without the constraint. A higher logit of a token never
+        gets a lower one."""
         params = self.params
         scores = logits.astype(np.float64)
-        if len(self.bias_ids):
-            scores[self.bias_ids] += self.bias
-        if self.matcher is not None:
-            scores[~self.matcher.mask()] = -np.inf
-        if self.position < self.late_until:
-            scores[self.late] = -np.inf
-        scores = self.penalised(scores, slice(None))
-        if not np.isfinite(scores.max()):
-            raise RequestError(
-                f"no token is left to draw at position {self.position}; loosen logit_bias, penalties or temperature"
-            )
-        if params.temperature == 0:
-            return scores
+        if len(self._added):
+            scores += (self._added_early if self.position < self.late_until else self._added)[tokens]
+        if params.repetition_penalty != 1:
+            scores = apply_repetition_penalty(scores, self.seen[tokens], params.repetition_penalty)
+        if params.presence_penalty or params.frequency_penalty:
+            counts = self.counts[tokens]
+            scores -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
+        return scores.astype(np.float32)
+
+    @np.errstate(over="ignore")  # what overflows is refused
+    def filtered(self, adjusted: Float) -> Row:
+        """Adjusted logits [V] -> scores [V] whose softmax is the distribution of the next token, at a temperature above
+        0."""
+        params = self.params
+        scores = adjusted.astype(np.float64) / params.temperature
+        self.check(scores.max())
         if params.top_k > 0:
             scores = keep_top_k(scores, params.top_k)
         if params.top_p < 1:
@@ -135,14 +161,9 @@ class Scores:
             scores = keep_min_p(scores, params.min_p)
         return scores
 
-    def penalised(self, scores: Row, tokens: Int | slice) -> Row:
-        """Scores of tokens -> with penalties and temperature. A higher score of a token never gets a lower one."""
-        params = self.params
-        if params.repetition_penalty != 1:
-            scores = apply_repetition_penalty(scores, self.seen[tokens], params.repetition_penalty)
-        if params.presence_penalty or params.frequency_penalty:
-            counts = self.counts[tokens]
-            scores -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
-        if params.temperature > 0:
-            scores /= params.temperature
-        return scores
+    def check(self, highest: np.floating[Any]) -> None:
+        """Raises RequestError unless the highest score is that of a token that can be drawn."""
+        if not np.isfinite(highest):
+            raise RequestError(
+                f"no token is left to draw at position {self.position}; loosen logit_bias, penalties or temperature"
+            )
