@@ -247,6 +247,14 @@ def test_more_may_be_asked_for_than_is_usual(plain: Path, tmp_path: Path, capsys
         and "give the folder that eagle-calib wrote as calibration; or" in err
         and "--min-agreement" not in err
     )
+    nearest = [str(plain), "-o", str(tmp_path / "c"), "-p", "int4", "--max-kl", "1e-9", "--no-recording"]
+    assert main(nearest) == 2
+    err = capsys.readouterr().err
+    assert (
+        "(1e-09 or less)" in err
+        and "; let inputs be recorded (without --no-recording, in Python record=False); or try" in err
+    )
+    assert "eagle-calib wrote" not in err
 
 
 def test_what_cannot_be_compared_cannot_be_held_to_figures(

@@ -58,8 +58,10 @@ def test_explicit_settings_win(model: EagleModel, settings: dict[str, Any], expe
 
 
 def test_unknown_settings_are_errors_even_if_none(model: EagleModel) -> None:
-    with pytest.raises(RequestError, match="unknown setting 'temperture'"):
+    with pytest.raises(RequestError, match="unknown setting 'temperture'; did you mean temperature"):
         model.generate(PROMPT, temperture=None)  # type: ignore[call-arg]
+    with pytest.raises(RequestError, match=r"unknown setting 'json_schema'; settings are .*, constraint, .*, seed, "):
+        model.generate(PROMPT, json_schema={})  # type: ignore[call-arg]
 
 
 def test_commands_take_them_too(bundle: Path, model: EagleModel) -> None:

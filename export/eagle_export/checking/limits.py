@@ -88,17 +88,25 @@ class FidelityError(ExportError):
 @dataclass(frozen=True, slots=True)
 class RequiredFidelity:
     """What an export must reach. explicit: whether the user asked for these limits; else they are the precision's.
-    backend, precision, calibrated (whether a calibration was given): the export, used to say what else to try."""
+    backend, precision, calibrated (whether a calibration was given), recorded (whether inputs are recorded without it):
+    the export, used to say what else to try."""
 
     limits: Limits
     explicit: bool
     backend: str
     precision: str
     calibrated: bool
+    recorded: bool = True
 
 
 def required_fidelity(
-    backend: str, precision: str, min_agreement: float | None, max_kl: float | None, *, calibrated: bool
+    backend: str,
+    precision: str,
+    min_agreement: float | None,
+    max_kl: float | None,
+    *,
+    calibrated: bool,
+    recorded: bool = True,
 ) -> RequiredFidelity:
     """The limits that were asked for, and the precision's own for None. Raises ExportError for impossible figures."""
     default = LIMITS[precision]
@@ -109,7 +117,8 @@ def required_fidelity(
     limits = Limits(
         default.agreement if min_agreement is None else min_agreement, default.kl if max_kl is None else max_kl
     )
-    return RequiredFidelity(limits, (min_agreement, max_kl) != (None, None), backend, precision, calibrated)
+    explicit = (min_agreement, max_kl) != (None, None)
+    return RequiredFidelity(limits, explicit, backend, precision, calibrated, recorded)
 
 
 def refusal(certificate: Certificate, required: RequiredFidelity, worst: Sequence[LayerError]) -> FidelityError:
@@ -129,14 +138,17 @@ def what_to_try(required: RequiredFidelity, worst: Sequence[LayerError] = (), *,
     recipes, precision = RECIPES[required.backend], required.precision
     wider = [name for name in WIDER.get(precision, ()) if name in recipes]
     wider = [name for name in wider if required.calibrated or not recipes[name].calibrated]
+    optional = precision in CALIBRATION_OPTIONAL and not required.calibrated
     ways = []
+    if optional and not required.recorded:
+        ways.append(Advice("let inputs be recorded (without --no-recording, in Python record=False)"))
     if worst and precision not in ("fp32", "fp16"):
         # The worst layer alone if keeping it may be enough, else all that are named.
         enough = worst[:1] if worst[0].exact <= required.limits.kl and not kl_met else worst
         ways.append(Advice("try", {"keep": [each.layer.name for each in enough]}))
     if wider:
         ways.append(Advice("try", {"precision": wider[0]}))
-    if precision in CALIBRATION_OPTIONAL and not required.calibrated:
+    if optional and required.recorded:
         ways.append(Advice("give the folder that eagle-calib wrote as calibration"))
     if precision == "fp32":
         ways.append(Advice("report this as a bug, since fp32 rounds nothing away"))

@@ -99,7 +99,9 @@ class Order:
         budget = checked_budget(precision, aim, settings.size)
         least = settings.min_agreement if aim is None else min(aim, LIMITS[AUTO].agreement)
         calibrated = settings.calibration is not None
-        required = required_fidelity(backend, precision, least, settings.max_kl, calibrated=calibrated)
+        required = required_fidelity(
+            backend, precision, least, settings.max_kl, calibrated=calibrated, recorded=settings.record
+        )
         if required.explicit and not settings.certify:
             raise ExportError("an agreement or a KL is asked for, but the export is to go without the comparison")
         observed = None if settings.calibration is None else read_calibration(settings.calibration)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -170,8 +171,10 @@ def _sampling_params(settings: Settings, defaults: SamplingDefaults) -> Sampling
     """Returns the setting `sampling` with those of the same names as its fields, or the model's defaults with them; a
     setting that is None is left out. Raises RequestError for one that is unknown or in both."""
     known = {field.name for field in dataclasses.fields(SamplingParams)}
-    if unknown := sorted(settings.keys() - Settings.__annotations__.keys()):
-        raise RequestError(f"unknown setting {unknown[0]!r}; sampling takes {', '.join(sorted(known))}")
+    if unknown := sorted(settings.keys() - (names := Settings.__annotations__).keys()):
+        near = difflib.get_close_matches(unknown[0], names, 1, cutoff=0.75)
+        advice = f"did you mean {near[0]}?" if near else f"settings are {', '.join(names)}"
+        raise RequestError(f"unknown setting {short_repr(unknown[0])}; {advice}")
     given: dict[str, Any] = {name: value for name, value in settings.items() if name in known and value is not None}
     sampling = settings.get("sampling")
     if sampling is None:
