@@ -12,9 +12,9 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from eagle_runtime.base.errors import EagleError
+from eagle_runtime.base.tree import Float
 from eagle_runtime.sampling.candidates import LogitRow
 from eagle_runtime.sampling.device_draws import DeviceDraws
 from eagle_runtime.sampling.grammar_matcher import Matcher
@@ -24,19 +24,20 @@ from eagle_runtime.sampling.race import SLACK, drawn
 from eagle_runtime.sampling.scores import Row, Scores
 
 LogProbs = tuple[float, tuple[tuple[int, float], ...]]  # of the token drawn, and of the likeliest ones
+NEAR = np.float32(8)  # below the highest logit: most often there are enough tokens; a partition takes ten times as long
 
 
-def log_probs_of(logits: npt.NDArray[np.float32], token: int, count: int) -> LogProbs:
+def log_probs_of(logits: Float, token: int, count: int) -> LogProbs:
     """Returns the logarithm of a token's probability by logits [V], and the `count` likeliest tokens with theirs, best
-    first, ties to the lower id. Sums are of fp64."""
-    scores = logits.astype(np.float64)
-    scores -= scores.max()
-    scores -= math.log(np.exp(scores).sum())
-    count = min(count, len(scores))
-    least = np.partition(scores, len(scores) - count)[len(scores) - count] if count else math.inf
-    best = np.flatnonzero(scores >= least)
-    best = best[np.argsort(-scores[best], kind="stable")][:count]
-    return float(scores[token]), tuple((int(index), float(scores[index])) for index in best)
+    first, ties to the lower id. The exponentials are of fp32, as logits are, their sum is of fp64."""
+    highest = logits.max()
+    total = float(highest) + math.log(np.exp(logits - highest).sum(dtype=np.float64))
+    best = np.flatnonzero(logits >= highest - NEAR)
+    count = min(count, len(logits))
+    if len(best) < count:
+        best = np.flatnonzero(logits >= np.partition(logits, len(logits) - count)[len(logits) - count])
+    best = best[np.argsort(-logits[best], kind="stable")][:count]
+    return float(logits[token]) - total, tuple((int(index), float(logits[index]) - total) for index in best)
 
 
 class Sampler:
@@ -83,7 +84,7 @@ class Sampler:
             self._on_device = DeviceDraws(self.scores, self._noise)
         return self._on_device
 
-    def next(self, logits: npt.NDArray[np.float32] | LogitRow) -> int:
+    def next(self, logits: Float | LogitRow) -> int:
         """Draw the token of the next position from the target's logits and add it to the history. logits: [V], or a row
         that is not on the host, which is fetched only where its candidates do not decide."""
         token = None
@@ -97,7 +98,7 @@ class Sampler:
             self._noise.prepare([self.position])
         return token
 
-    def _drawn(self, logits: npt.NDArray[np.float32]) -> int:
+    def _drawn(self, logits: Float) -> int:
         likeliest = int(logits.argmax())
         if not math.isfinite(logits[likeliest]):  # NaN wins every maximum
             raise EagleError(
@@ -122,7 +123,7 @@ class Sampler:
         records, self._log_probs = self._log_probs, []
         return records
 
-    def _draw(self, logits: npt.NDArray[np.float32], likeliest: int) -> int:
+    def _draw(self, logits: Float, likeliest: int) -> int:
         """logits [V]: as Scores.adjusted returns them. likeliest: the token with the highest."""
         # The Gumbel-max trick: of exponential clocks with rates p, each rings first with probability p. Logits that
         # differ by rounding, as those of one token in different trees may, then draw another token with a chance of
@@ -134,7 +135,7 @@ class Sampler:
         token = drawn(logits, likeliest, numbers, smallest, params.temperature, filters)
         return self._drawn_of_all(logits, numbers, smallest) if token is None else token
 
-    def _drawn_of_all(self, logits: npt.NDArray[np.float32], numbers: Row, smallest: float) -> int:
+    def _drawn_of_all(self, logits: Float, numbers: Row, smallest: float) -> int:
         """As `drawn`, from the scores of all tokens."""
         scores = self.scores.filtered(logits)
         # The likeliest token rings at its number; to ring earlier, another needs this score, whatever its number.
