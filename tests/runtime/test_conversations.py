@@ -15,6 +15,8 @@ import pytest
 from conftest import put_listed, put_tokenizer
 from eagle_runtime import BusyError, ClosedError, ContextError, EagleModel, MemoryLimitError, RequestError
 from eagle_runtime.app.conversation import Conversation
+from eagle_runtime.app.output import Output
+from eagle_runtime.app.turn import Turn
 from eagle_runtime.core.decoding_state import common_prefix
 from eagle_runtime.core.target import Target
 from insides import turns_of
@@ -138,6 +140,35 @@ def test_stop_strings_leave_no_trace(model: EagleModel) -> None:
     assert len(emitted) > len(text[: text.index(text[9:12])])
     other = model.conversation([{"role": "user", "content": "def f(x):"}, chat.messages[-1]])
     assert answer(chat, "more", max_new_tokens=9) == answer(other, "more", max_new_tokens=9)
+
+
+def test_a_stop_string_within_a_token(model: EagleModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text before it stays, though the token goes: as a conversation with the same messages reads it."""
+    chat = model.conversation()
+    monkeypatch.setattr(Output, "kept", property(lambda output: len(output.token_ids) - 2))
+    monkeypatch.setattr(Output, "kept_text", property(lambda output: output.text[:-2]))
+    answer(chat, "def f(x):", max_new_tokens=9, ignore_eos=True)
+    monkeypatch.undo()
+    other = model.conversation(chat.messages)
+    assert answer(chat, "more", max_new_tokens=9) == answer(other, "more", max_new_tokens=9)
+    assert chat.token_ids == other.token_ids
+
+
+def test_closing_within_a_step_does_not_wait(model: EagleModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = model.conversation()
+    monkeypatch.setattr(Turn, "wait", lambda *_: pytest.fail("waits for itself"))
+    turn = chat.send("what", max_new_tokens=9, ignore_eos=True, on_cycle=lambda _: chat.close())
+    *_, last = turn
+    assert last.result is not None and last.result.finish_reason == "cancelled"
+    other = model.conversation()
+
+    def again(_: object) -> None:
+        turn.cancel()
+        with pytest.raises(BusyError):
+            other.send("is")
+
+    turn = other.send("what", max_new_tokens=9, ignore_eos=True, on_cycle=again)
+    list(turn)
 
 
 def test_editing_going_back_and_answering_again(model: EagleModel) -> None:
@@ -283,6 +314,11 @@ def test_a_request_is_checked_without_an_answer(model: EagleModel, chat_bundle: 
         pytest.raises(MemoryLimitError, match="raise it"),
     ):
         small.check("what is")
+    with (
+        EagleModel.load(chat_bundle(), threads=1, check_hashes=False, kv_budget=1000) as small,
+        pytest.raises(MemoryLimitError, match="raise it"),
+    ):
+        small.batch(["what is"])
 
 
 def test_rows_of_a_common_beginning_are_shared(model: EagleModel) -> None:

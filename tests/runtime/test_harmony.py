@@ -312,6 +312,8 @@ def test_what_is_shown_is_the_content() -> None:
     assert output.text == f"{THOUGHT}{FINAL}It is late."  # with which a conversation's next prompt is compared
     output = output_of(ANSWERS["call"][0])
     assert output.shown_text == "" and output.finish_reason == "tool_calls"
+    output = output_of(ANSWERS["call"][0], ARGUMENTS[3:6])  # which cuts the arguments: the call is not to be made
+    assert output.message["tool_calls"] and output.finish_reason == "stop"
 
 
 def test_stop_strings_count_in_all_texts_but_heads() -> None:

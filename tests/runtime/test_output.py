@@ -92,7 +92,19 @@ def test_a_conversation_keeps_the_tokens_before_the_stop_string() -> None:
         assert output.kept == kept
         tokens, _ = output.release()
         assert (output.text, len(tokens)) == (text, taken)
-        assert "".join(token.text for token in tokens) == text
+        assert "".join(token.text for token in tokens) == text and output.kept_text == text
+
+
+def test_kept_text_is_that_of_kept_tokens() -> None:
+    """Where a stop string begins within a token, and where an answer ends within a character."""
+    tokenizer = byte_level()
+    pair, letter, part = id_of(tokenizer, "ab"), id_of(tokenizer, "c"), id_of(tokenizer, "âĤ")
+    output = pieces_of(Vocabulary(tokenizer), [letter, pair, letter], End(limit=9, strings=("bc",)))[1]
+    assert (output.text, output.kept_text, output.kept) == ("ca", "c", 1)
+    output = pieces_of(Vocabulary(tokenizer), [letter, part], End(limit=2))[1]
+    assert (output.text, output.kept_text, output.kept) == ("c\ufffd", "c", 1)
+    output = pieces_of(Vocabulary(tokenizer), [letter, pair], End(limit=2))[1]
+    assert (output.text, output.kept_text, output.kept) == ("cab", "cab", 2)
 
 
 def test_what_ends_an_answer() -> None:

@@ -189,6 +189,34 @@ def test_cancelling_a_task_cancels_its_turn(model: EagleModel, prompts: list[lis
     assert model.generate(prompts[0], **LONG).finish_reason == "length"
 
 
+def test_a_task_is_cancelled_though_the_model_is_closed(
+    bundle_of: Callable[..., Path], prompts: list[list[int]]
+) -> None:
+    async def left() -> None:
+        other, begun = EagleModel.load(bundle_of("eagle1", "int8"), threads=1, context=512), asyncio.Event()
+
+        async def consume() -> None:
+            async with other.stream(prompts[0], max_new_tokens=300, ignore_eos=True) as turn:
+                await anext(turn)
+                begun.set()
+                await asyncio.sleep(PATIENCE_S)
+
+        task = asyncio.create_task(consume())
+        await begun.wait()
+        other.close()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(left())
+
+
+@pytest.mark.parametrize("name", ["max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos"])
+def test_none_is_not_given(name: str, model: EagleModel, prompts: list[list[int]]) -> None:
+    asked: Any = {"max_new_tokens": 4, name: None}
+    assert not model.stream(prompts[0], **asked).done
+
+
 def test_long_prompts_report_how_far_they_are_read(model: EagleModel, prompts: list[list[int]]) -> None:
     text = [token for prompt in prompts for token in prompt][:190]
     chunk = bundle_in(model).target.chunk  # 64 of portable graphs

@@ -104,6 +104,16 @@ class Conversation:
             return [_copied(message) for message in self._messages]
 
     @property
+    def tools(self) -> list[dict[str, Any]] | None:
+        """A copy of the tools that its answers may call; None without any."""
+        return None if self._tools is None else [dict(tool) for tool in self._tools]
+
+    @property
+    def tool_format(self) -> str | None:
+        """The format of their calls; None for that of the chat template."""
+        return self._tool_format
+
+    @property
     def token_ids(self) -> tuple[int, ...]:
         """The tokens of the last prompt and its answer."""
         return self._written.ids
@@ -213,7 +223,8 @@ class Conversation:
                     return
                 assert output.stop is not None
                 kept = output.kept - (output.stop.kind in ("eos", "stop_token"))
-                self._written = Written((rendered or "") + output.text, (*ids, *output.token_ids[:kept]))
+                # Without the head of a token that a stop string cuts: the ids lack that token.
+                self._written = Written((rendered or "") + output.kept_text, (*ids, *output.token_ids[:kept]))
                 if rendered is None:  # a text that goes on for ever keeps no list of how it came about
                     self._past.clear()
                 self._past.append(PastTurn(seed, output.stop, usage))
@@ -342,11 +353,13 @@ class Conversation:
             self._slot.drop("dropped by drop_kv")
 
     def close(self) -> None:
-        """Cancel the running turn, wait for its step, free the rows; a second call does nothing."""
+        """Cancel the running turn, wait for its step unless this is called in it, free the rows; a second call does
+        nothing."""
         self._closed = True
         if (turn := self._open_turn()) is not None:
             turn.close()
-            turn.wait(PATIENCE_S)
+            if not turn.runs_here:
+                turn.wait(PATIENCE_S)
         self._slot.close()
 
     def __enter__(self) -> Conversation:
@@ -377,9 +390,9 @@ class Conversation:
         """Return when a turn has ended. Raises BusyError where that is not waited for."""
         if turn.cancelled:
             turn.close()
-            if not turn.wait(PATIENCE_S):
+            if turn.runs_here or not turn.wait(PATIENCE_S):
                 raise BusyError("the turn that was cancelled is still in a step; call again when it has ended")
-        elif wait:
+        elif wait and not turn.runs_here:
             turn.wait()
         else:
             raise BusyError("the conversation is in a turn; let it end, cancel it, or pass wait=True")

@@ -236,11 +236,15 @@ class EagleModel:
     def check(self, prompt: Prompt, **settings: Unpack[Settings]) -> list[int]:
         """Check a request without answering it; returns the ids of its prompt. Raises at once what a turn of `stream`,
         `batch` or a conversation would raise: RequestError, ContextError, MemoryLimitError, ClosedError."""
+        return self._checked(prompt, settings)[0]
+
+    def _checked(self, prompt: Prompt, settings: Mapping[str, Any]) -> tuple[list[int], dict[str, Any]]:
+        """Returns the ids of a request's prompt and its settings. Raises as `check` does."""
         self._turns.engines.check()
         ids, merged = self._asked(prompt, settings)
         self._turns.slots.check(len(ids), self.context)
         self._turns.check(ids, merged)
-        return ids
+        return ids, merged
 
     def _asked(self, prompt: Prompt, settings: Mapping[str, Any]) -> tuple[list[int], dict[str, Any]]:
         """The ids of a prompt that fits the context, and the settings. Where an answer to chat messages would show its
@@ -308,8 +312,8 @@ class EagleModel:
         the trees of all in one forward pass; cpu takes turns; engines of GPUs answer one after the other. What prompts
         that run at once have in common at their beginning is read once.
 
-        Raises RequestError, ContextError and ClosedError at once, for any of the requests; the iteration raises what a
-        stream raises, which ends the other answers, as leaving it does."""
+        Raises RequestError, ContextError, MemoryLimitError and ClosedError at once, for any of the requests; the
+        iteration raises what a stream raises, which ends the other answers, as leaving it does."""
         self._turns.engines.check()
         width = checked_int("width", width, 1) if self.has_twins else 1
         asked = []
@@ -317,9 +321,7 @@ class EagleModel:
             own = {"prompt": one} if not isinstance(one, Mapping) else dict(one)
             if "prompt" not in own:
                 raise RequestError("a request of a batch has no 'prompt'")
-            ids, merged = self._asked(own.pop("prompt"), {**settings, **own})
-            self._turns.check(ids, merged)
-            asked.append((ids, merged))
+            asked.append(self._checked(own.pop("prompt"), {**settings, **own}))
         return batch(self._turns, asked, width)
 
     def grant(self, wishes: Sequence[Wish]) -> None:

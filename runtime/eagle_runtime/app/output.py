@@ -46,15 +46,16 @@ class End:
 def end_of(settings: Settings, room: int, eos_token_ids: Iterable[int], text: Text) -> End:
     """Returns what ends an answer. room: tokens that the context holds of it; eos_token_ids: the model's. Raises
     RequestError."""
-    limit = checked_int("max_new_tokens", settings.get("max_new_tokens", MOST_NEW_TOKENS), 1)
-    least = checked_int("min_new_tokens", settings.get("min_new_tokens", 0), 0, limit)
-    strings, special = _stop_strings(settings.get("stop", ()), text)
-    eos = frozenset(() if settings.get("ignore_eos") else eos_token_ids)
-    stop_ids = frozenset({*checked_ids("stop_token_ids", settings.get("stop_token_ids", ())), *special})
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    limit = checked_int("max_new_tokens", given.get("max_new_tokens", MOST_NEW_TOKENS), 1)
+    least = checked_int("min_new_tokens", given.get("min_new_tokens", 0), 0, limit)
+    strings, special = _stop_strings(given.get("stop", ()), text)
+    eos = frozenset(() if given.get("ignore_eos") else eos_token_ids)
+    stop_ids = frozenset({*checked_ids("stop_token_ids", given.get("stop_token_ids", ())), *special})
     return End(min(limit, room), "max_new_tokens" if limit <= room else "context_full", eos, stop_ids, strings, least)
 
 
-def _stop_strings(stop: str | Sequence[str], text: Text) -> tuple[tuple[str, ...], list[int]]:
+def _stop_strings(stop: Any, text: Text) -> tuple[tuple[str, ...], list[int]]:
     """Returns the stop strings, and the ids of those that are special tokens, which no text shows. Raises
     RequestError."""
     given = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, Sequence) else None
@@ -76,8 +77,8 @@ def _stop_strings(stop: str | Sequence[str], text: Text) -> tuple[tuple[str, ...
 
 
 class Output:
-    """The tokens of one answer. token_ids: all of them; text: of those that were released; kept: how many of them lie
-    wholly before the stop string; stop: why the answer ended, None before."""
+    """The tokens of one answer. token_ids: all of them; text: of those that were released; stop: why the answer ended,
+    None before."""
 
     def __init__(self, decoder: TextStream | None, end: End, reader: AnswerReader | None = None) -> None:
         """decoder: of the tokens after the prompt; None without a tokenizer. reader: takes the answer to a chat
@@ -94,6 +95,7 @@ class Output:
         self._certain = 0  # of them are not part of a character that goes on
         self._cut: int | None = None  # where in the tail a stop string begins
         self._kept: int | None = None
+        self._head = 0  # characters of the text after those of kept tokens
 
     def add(self, token_id: int, drafted: bool, log_probs: LogProbs | None = None, *, complete: bool = False) -> bool:
         """Take the next token. drafted, log_probs: as in Token; complete: whether it ends what a constraint allows.
@@ -107,7 +109,9 @@ class Output:
             self.stop = Stop("stop_token", token_id)
         elif self._may_stop and count > end.least and (match := self._stop_string(before)) is not None:
             self._cut, string = match
-            self._kept = count - len(self._held) + self._before(self._cut)
+            whole = self._before(self._cut)
+            self._kept = count - len(self._held) + whole
+            self._head = self._cut - sum(len(token.text) for token in self._held[:whole])
             self.stop = Stop("stop_string", string)
         elif complete:
             self.stop = Stop("constraint_end")
@@ -121,8 +125,14 @@ class Output:
 
     @property
     def kept(self) -> int:
-        """Number of tokens whose text lies wholly before the stop string; all of them where none ended the answer."""
+        """Number of tokens whose text lies wholly before the stop string, or before a character of which the rest did
+        not come; else all of them."""
         return len(self.token_ids) if self._kept is None else self._kept
+
+    @property
+    def kept_text(self) -> str:
+        """The text of these tokens, once the answer has ended and all was released."""
+        return self.text[: len(self.text) - self._head]
 
     def release(self) -> tuple[tuple[Token, ...], str]:
         """Returns the tokens whose text is certain, and that text; all that are left once the answer has ended, cut
@@ -169,10 +179,10 @@ class Output:
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why the answer ended, as OpenAI's API names it."""
+        """Why the answer ended, as OpenAI's API names it. An answer that ends within a call has none to be made."""
         assert self.stop is not None
-        calls = self._reader is not None and self._reader.calls and self.stop.reason == "stop"
-        return "tool_calls" if calls else self.stop.reason
+        calls = self._reader is not None and self._reader.calls and not self._reader.within_call
+        return "tool_calls" if calls and self.stop.reason == "stop" else self.stop.reason
 
     def _hold(self, token_id: int, drafted: bool, log_probs: LogProbs | None) -> None:
         decoder, (logprob, top) = self._decoder, log_probs or (None, ())
@@ -227,6 +237,8 @@ class Output:
     def _last(self) -> tuple[tuple[Token, ...], str]:
         if self._cut is None and self._decoder is not None and self._held:
             rest = self._decoder.finish()
+            if "\ufffd" in rest:  # a character that was cut
+                self._kept, self._head = len(self.token_ids) - len(self._held) + self._certain, len(rest)
             last = self._held[-1]
             self._held[-1] = dataclasses.replace(last, text=last.text + rest)
         left, tokens = len(self._tail) if self._cut is None else self._cut, []

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor
+from types import FrameType
 
 from eagle_runtime.app.output import Output
 from eagle_runtime.app.result import Piece, Result
-from eagle_runtime.base.errors import BusyError
+from eagle_runtime.base.errors import BusyError, ClosedError
 from eagle_runtime.core.rounds import Wish
 from eagle_runtime.core.scheduler import Lease, Serve, served
+
+NO_WORKER = (ClosedError, RuntimeError)  # the model is closed, or is just being closed
 
 
 class TurnState:
@@ -109,6 +113,15 @@ class Turn(Iterator[Piece]):
                 self._state.end(self._output)  # also where no piece was ever asked for
 
     @property
+    def runs_here(self) -> bool:
+        """Whether the caller is within a step of this turn, as its callbacks are: it cannot wait for the end."""
+        step: FrameType | None = getattr(self.events, "gi_frame", None)
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame is not step:
+            frame = frame.f_back
+        return frame is not None
+
+    @property
     def _running(self) -> bool:
         return inspect.getgeneratorstate(self._pieces) == inspect.GEN_RUNNING
 
@@ -135,7 +148,8 @@ class Turn(Iterator[Piece]):
             piece = await asyncio.get_running_loop().run_in_executor(self._worker(), next, self._pieces, None)
         except asyncio.CancelledError:
             self.cancel()
-            self._worker().submit(self.close)
+            with contextlib.suppress(*NO_WORKER):
+                self._worker().submit(self.close)
             raise
         if piece is None:
             raise StopAsyncIteration
@@ -148,7 +162,12 @@ class Turn(Iterator[Piece]):
         import asyncio
 
         self.cancel()
-        await asyncio.get_running_loop().run_in_executor(self._worker(), self.close)
+        try:
+            closed = asyncio.get_running_loop().run_in_executor(self._worker(), self.close)
+        except NO_WORKER:
+            self.close()
+        else:
+            await closed
 
 
 class AwaitedTurn:

@@ -88,10 +88,15 @@ class AnswerReader:
         return message
 
     @property
+    def within_call(self) -> bool:
+        """Whether the arguments of the last call lack their end."""
+        return bool(self.calls) and self._state == self._arguments
+
+    @property
     def kept_message(self) -> dict[str, Any]:
         """The message without a call that was cut off, with which a chat can go on."""
         message = self.message
-        if self.calls and self._state == self._arguments:
+        if self.within_call:
             del message["tool_calls"][-1]
             if not message["tool_calls"]:
                 del message["tool_calls"]
