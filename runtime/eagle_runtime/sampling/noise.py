@@ -6,6 +6,7 @@ Shapes: V vocabulary.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, cached_property
@@ -20,7 +21,7 @@ TINY = np.finfo(np.float64).tiny
 KEPT_POSITIONS = 2 * (MAX_DEPTH + 1)  # positions: those of a tree, and as many that were made ahead
 # Positions that stay when their tokens are drawn. Were they dropped at once, the allocator would give their memory back
 # to the system and take it again for the next: three times the time of making the numbers.
-KEPT_DRAWN = 16
+KEPT_DRAWN, KEPT_BYTES = 16, 8 << 20  # the fewer of both, 4 at least
 
 Numbers = tuple[Row, float]  # random numbers [V] of a position, and the smallest of them
 
@@ -74,6 +75,10 @@ def workers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(2, "eagle-noise")
 
 
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=workers.cache_clear)  # a copy of the process has none of these threads
+
+
 class Noise:
     """The numbers of one seed. A drafter reads those of a position some passes before they decide a draw, so they are
     kept until `forget`. Used by one thread."""
@@ -81,6 +86,7 @@ class Noise:
     def __init__(self, seed: int, vocab_size: int) -> None:
         self._seed = seed
         self._vocab_size = vocab_size
+        self._most_drawn = max(4, min(KEPT_DRAWN, KEPT_BYTES // (8 * vocab_size)))
         self._kept: dict[int, Numbers | Future[Numbers]] = {}  # those that were read last are last
         self._lowest: dict[tuple[int, int], Int] = {}
 
@@ -115,14 +121,17 @@ class Noise:
         """Begin to make the numbers of positions on another thread."""
         for position in positions:
             if position not in self._kept:
-                future = workers().submit(Stream(self._seed).at, position, self._vocab_size)
+                try:
+                    future = workers().submit(Stream(self._seed).at, position, self._vocab_size)
+                except RuntimeError:  # the interpreter ends, and this is another thread than the main one
+                    return
                 self._keep(position, future)
 
     def forget(self, before: int) -> None:
-        """Drop numbers of positions before this one, whose tokens are drawn, until KEPT_DRAWN positions are left."""
-        while len(self._kept) > KEPT_DRAWN and (oldest := min(self._kept)) < before:
+        """Drop numbers of positions before this one, whose tokens are drawn, until few positions are left."""
+        while len(self._kept) > self._most_drawn and (oldest := min(self._kept)) < before:
             del self._kept[oldest]
-        while len(self._lowest) > KEPT_DRAWN and (least := min(self._lowest))[0] < before:
+        while len(self._lowest) > self._most_drawn and (least := min(self._lowest))[0] < before:
             del self._lowest[least]
 
     def _keep(self, position: int, numbers: Numbers | Future[Numbers]) -> None:
