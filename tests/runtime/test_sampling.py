@@ -81,6 +81,14 @@ def test_presence_and_frequency_count_the_output_only() -> None:
     np.testing.assert_allclose(sampler.scores.adjusted(logits), [0, 0, 3 - 0.5 - 0.5, 2.5 - 0.5 - 0.25])
 
 
+def test_large_biases_leave_the_order_of_the_logits() -> None:
+    logits = np.array([0, 2, 5, 30], np.float32)
+    for bias in (1e9, 1e300):
+        params = SamplingParams(logit_bias={1: bias, 2: bias})
+        assert Sampler(params, [0], 4).next(logits) == 2
+    assert Sampler(SamplingParams(logit_bias={3: -1e300, 2: -np.inf}), [0], 4).next(logits) == 1
+
+
 def test_greedy_takes_the_lowest_id_of_a_tie() -> None:
     assert Sampler(SamplingParams(), [0], 4).next(np.array([0, 2, 2, 1], np.float32)) == 1
     penalised = Sampler(SamplingParams(repetition_penalty=1.1), [3], 4)

@@ -19,8 +19,9 @@ class SamplingParams:
     top_k: keep the k best (0: all). top_p: keep the smallest set of that mass (1: all). min_p: drop tokens less
     likely than min_p times the best (0: none). repetition_penalty: over prompt and output, as in HF (1: none).
     presence_penalty, frequency_penalty: over the output only, as in OpenAI's API (0: none).
-    logit_bias: token id -> number added before anything else. seed: any 64-bit number. Raises RequestError for a
-    value of a wrong type or range; NumPy's numbers are kept as Python's."""
+    logit_bias: token id -> number added before anything else, -inf or -1,000 to 1,000 (what is beyond counts as that).
+    seed: any 64-bit number. Raises RequestError for a value of a wrong type or range; NumPy's numbers are kept as
+    Python's."""
 
     temperature: float = 0.0
     top_k: int = 0

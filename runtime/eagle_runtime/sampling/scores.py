@@ -19,6 +19,8 @@ from eagle_runtime.sampling.grammar_matcher import Matcher
 from eagle_runtime.sampling.params import SamplingParams
 
 Row = npt.NDArray[np.float64]
+# A larger bias counts as this one: a token with it wins or loses against all without, and fp32 tells two of them apart.
+MOST_BIAS = 1e3
 
 
 def apply_repetition_penalty(scores: Row, seen: npt.NDArray[np.bool_], penalty: float) -> Row:
@@ -97,7 +99,8 @@ class Scores:
         self._added = self._added_early = np.zeros(vocab_size if len(known_late) or params.logit_bias else 0)
         if len(self._added):
             biased = np.array(list(params.logit_bias), np.int64)
-            self._added[biased] = list(params.logit_bias.values())
+            bias = np.array(list(params.logit_bias.values()))
+            self._added[biased] = np.where(np.isfinite(bias), np.clip(bias, -MOST_BIAS, MOST_BIAS), bias)
             self._added_early = self._added.copy()
             self._added_early[known_late] = -np.inf
             self.special[biased] = self.special[known_late] = True
