@@ -18,6 +18,7 @@ from eagle_runtime.sampling.answer_grammar import answer_constraint
 from eagle_runtime.sampling.tagged_grammar import FORMATS, whole_pattern
 from eagle_runtime.text.answer_form import AnswerForm
 from eagle_runtime.text.call_formats import format_named, recognised
+from eagle_runtime.text.tagged_values import Looked, split
 from eagle_runtime.text.tools import ToolUse
 from format_model import Model
 
@@ -280,6 +281,19 @@ def test_closing_tags_within_json() -> None:
     assert not model.accepts(mixed, written)
     short = form.format.written([("f", {"a": '["a'})])
     assert model.accepts(mixed, short) and json.loads(model.read(mixed, short)[0].calls[0].arguments) == {"a": '["a'}
+
+
+def test_the_end_of_a_value_is_looked_for_once() -> None:
+    """Whatever pieces it comes in, no character is looked at much more than once."""
+    form = split({"type": "array", "items": {"type": "string"}}, {})
+    value = json.dumps(["a</v>", '"\\', "\\", "</v>"] * 50)
+    for size in (1, 2, 3, 7, 1000):
+        text, looked, place = "", Looked(), -1
+        for start in range(0, len(value) + 4, size):
+            text = (value + "</v>")[: start + size]
+            place, looked = form.end_of(text, "</v>", looked)
+            assert place >= 0 or looked.place >= len(text) - 4
+        assert place == len(value)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from eagle_runtime.text.answer_form import AnswerForm
 from eagle_runtime.text.answer_reader import AnswerReader, Marking, Part, begun_marks
-from eagle_runtime.text.tagged_values import Split, schema_at, split
+from eagle_runtime.text.tagged_values import Looked, Split, schema_at, split
 
 
 class TaggedReader(AnswerReader):
@@ -22,7 +22,7 @@ class TaggedReader(AnswerReader):
         self._before, self._middle, self._value_end = marked(tags.before), marked(tags.middle), marked(tags.close)
         self._parameters = {tool.name: tool.parameters for tool in form.use.tools} if form.use is not None else {}
         self._inside: Callable[[], list[Part]] = self._parameter
-        self._split, self._count = Split(), 0
+        self._split, self._count, self._looked = Split(), 0, Looked()
 
     def _called(self, name: str, own_id: str = "") -> Part:
         self._inside, self._count = self._parameter, 0
@@ -55,7 +55,7 @@ class TaggedReader(AnswerReader):
             parameters = self._parameters.get(self.calls[-1].name, {})
             self._split = split(schema_at(parameters, name), parameters)
             raw = not self._split.others
-            self._inside = self._string if raw else self._value
+            self._inside, self._looked = self._string if raw else self._value, Looked()
             self._count += 1
             head = f"{'{' if self._count == 1 else ', '}{json.dumps(name, ensure_ascii=False)}: "
             return self._argued(f'{head}"' if raw else head)
@@ -75,7 +75,8 @@ class TaggedReader(AnswerReader):
         return self._argued(json.dumps(self._plain(text), ensure_ascii=False)[1:-1] + '"' * bool(end))
 
     def _value(self) -> list[Part]:
-        if (place := self._split.end_of(self._buffer, self._value_end)) >= 0:
+        place, self._looked = self._split.end_of(self._buffer, self._value_end, self._looked)
+        if place >= 0:
             text, self._buffer = self._buffer[:place], self._buffer[place + len(self._value_end) :]
             self._inside = self._parameter
             return self._argued(self._split.text_of(self._plain(text)))

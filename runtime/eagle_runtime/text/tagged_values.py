@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 OTHER_TYPES = ("null", "boolean", "integer", "number", "array", "object")  # than string
-JSON_STRING = re.compile(r'("(?:[^"\\]|\\.)*(?:"|\\?$))', re.DOTALL)  # also one without its end
+IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)  # of JSON, up to its end
+NESTED = re.compile(r"\s*[\[{]")
 MOST_STEPS = 32  # of references after each other that are followed
 MOST_PARTS = 256  # of a value's alternatives that are looked at; chosen
 
@@ -45,6 +46,14 @@ class TaggedValues:
 
 
 @dataclass(frozen=True, slots=True)
+class Looked:
+    """The part of a value that lacks its closing tag. place: where it ends; quoted: whether that is in a string."""
+
+    place: int = 0
+    quoted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Split:
     """A schema as alternatives: what strings, and what other values, it accepts. Each schema of `others` says types,
     an enum, or both."""
@@ -52,18 +61,25 @@ class Split:
     strings: tuple[Mapping[str, Any], ...] = ()
     others: tuple[Mapping[str, Any], ...] = ()
 
-    def end_of(self, text: str, close: str) -> int:
-        """Returns where a value's closing tag stands in the text from the value on; -1 where it has not come. Within
-        the strings of a list or an object it is text, unless the value could be any text too."""
-        nested = text.lstrip()[:1] in ("[", "{") and all("enum" in schema for schema in self.strings)
-        if not (nested and self.others):
-            return text.find(close)
-        place = 0
-        for part in JSON_STRING.split(text):
-            if (found := part.find(close)) >= 0 and not part.startswith('"'):
-                return place + found
-            place += len(part)
-        return -1
+    def end_of(self, text: str, close: str, looked: Looked) -> tuple[int, Looked]:
+        """Returns where a value's closing tag stands in the text from the value on, -1 where it has not come, and what
+        was looked at. Within the strings of a list or an object it is text, unless the value could be any text too.
+        looked: what the last call returned; at first Looked()."""
+        if not (self.others and all("enum" in schema for schema in self.strings) and NESTED.match(text)):
+            return text.find(close, looked.place), Looked(max(looked.place, len(text) - len(close) + 1))
+        place, quoted = looked.place, looked.quoted
+        while True:
+            if quoted:
+                rest = IN_STRING.match(text, place)
+                assert rest is not None
+                if not text.startswith('"', rest.end()):
+                    return -1, Looked(rest.end(), quoted=True)
+                place, quoted = rest.end() + 1, False
+            quote = text.find('"', place)
+            found = text.find(close, place, quote if quote >= 0 else len(text))
+            if found >= 0 or quote < 0:
+                return found, Looked(max(place, len(text) - len(close) + 1))
+            place, quoted = quote + 1, True
 
     def text_of(self, value: str) -> str:
         """Returns the JSON text of the value that was written as `value`."""
