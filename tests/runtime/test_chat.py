@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from conftest import put_tokenizer, with_template
-from eagle_runtime import EagleModel, RequestError
+from eagle_runtime import ConversationFileError, EagleModel, RequestError
 from eagle_runtime.commands import cli
 from eagle_runtime.commands.chat_screen import Interrupt, Screen, shown
 from eagle_runtime.commands.chat_talk import SETTINGS, Talk
@@ -271,6 +271,34 @@ def test_commands(talk: Talk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert talk.messages == []
     with pytest.raises(RequestError, match="no question yet"):
         talk.take("/undo")
+
+
+def test_what_people_write_is_no_control_character() -> None:
+    written = "Vraiment\u00a0? 日本\u3000語 1\u202f000 soft\u00adhyphen"
+    assert shown(written) == written
+    assert shown("\x1b[2J\u202e\u2066\x00") == r"\x1b[2J\u202e\u2066\x00"
+
+
+def test_a_home_of_nobody(talk: Talk, tmp_path: Path) -> None:
+    for line in ("/save ~nobody-known/x", "/load ~nobody-known/x"):
+        with pytest.raises(RequestError, match="home folder of somebody unknown"):
+            talk.take(line)
+    with pytest.raises(ConversationFileError, match="cannot be read"):
+        talk.take("/load a\0b")
+
+
+def test_tools_of_a_file_are_those_of_the_chat(chat_bundle: Path, tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    with EagleModel.load(chat_bundle, threads=1) as model:
+        with model.conversation(tools=tools, tool_format="llama") as chat:
+            chat.save(tmp_path / "file")
+        talk = Talk(model, Screen(), Interrupt(), {"max_new_tokens": 150, "temperature": 0, "seed": 1})
+        talk.load(tmp_path / "file")
+        talk.take("/set tool_choice required")
+        talk.take("What time is it?")
+        assert talk.messages[-1]["tool_calls"]
+    done = piped(chat_bundle, ["Hi"], "--load", str(tmp_path / "file"), "--tool-format", "llama")
+    assert done.returncode == 2 and "--load goes on with the tools of the file" in done.stderr
 
 
 def test_calls_of_tools(chat_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,8 +130,9 @@ def read(path: Path, largest: int) -> tuple[Saved, tuple[int, ...], Snapshot | N
     file that is damaged or none of a conversation."""
     try:
         content = read_plain(path, TEXT_BYTES + largest)
-    except OSError as error:
-        raise ConversationFileError(f"{path} cannot be read ({error.strerror}); {ADVICE}") from None
+    except (OSError, ValueError) as error:  # the latter for a name that no file can have
+        why = getattr(error, "strerror", None) or error
+        raise ConversationFileError(f"{path} cannot be read ({why}); {ADVICE}") from None
     except BundleError as error:
         raise ConversationFileError(f"{error}") from None
     saved, tensors = _unpacked(content, path)

@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> None:
     screen, interrupt = Screen(), Interrupt()
     settings = {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
     tools = None if args.tools is None else _tools(Path(args.tools))
+    if args.load is not None and (tools or args.tool_format):
+        raise RequestError("--load goes on with the tools of the file; leave out --tools and --tool-format")
     with output_errors(), interrupt.handled() if screen.interactive else contextlib.nullcontext():
         try:
             model = EagleModel.load(on_progress=LoadingLine(sys.stderr), **model_options(args))

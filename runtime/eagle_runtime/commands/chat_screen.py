@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -15,16 +16,20 @@ from eagle_runtime.commands.command import one_line
 
 PROMPT, MORE = "> ", ". "
 QUOTES = '"""'
-JOINERS = "\u200c\u200d"  # of emoji, and of Persian
+# Shown as they are, though str.isprintable() says no: joiners of emoji and of Persian, places where a word may break
+# or may not, and, as a category, spaces of all widths.
+HARMLESS = "\n\t\u00ad\u200b\u200c\u200d\u2060"
 SAME_S = 0.1  # seconds within which signals are one
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 def shown(text: str) -> str:
-    """Returns a model's text with control characters escaped, but for line ends and tabs."""
-    return "".join(
-        c if c.isprintable() or c in "\n\t" + JOINERS else c.encode("unicode_escape").decode("ascii") for c in text
-    )
+    """Returns a model's text with control characters and marks of direction escaped, but for line ends and tabs."""
+    return "".join(c if _is_harmless(c) else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def _is_harmless(char: str) -> bool:
+    return char.isprintable() or char in HARMLESS or unicodedata.category(char) == "Zs"
 
 
 def at_terminal() -> bool:

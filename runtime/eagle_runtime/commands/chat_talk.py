@@ -103,9 +103,10 @@ class Talk:
         self._chat.close()
 
     def load(self, path: str | Path) -> None:
-        """Go on with the conversation of a file. Raises ConversationFileError."""
+        """Go on with the conversation of a file, and with its tools. Raises ConversationFileError."""
         loaded = self._model.load_conversation(Path(path))
         self._go_on_with(loaded)
+        self._tools, self._tool_format = loaded.tools, loaded.tool_format
         count = len(loaded.messages)
         self._screen.note(f"{count} message{'s' * (count != 1)}, {loaded.kv_rows} tokens cached ({loaded.kv_status})")
 
@@ -327,4 +328,7 @@ def _value(text: str) -> Any:
 def _file(rest: str) -> Path:
     if not rest:
         raise RequestError("the name of a file is missing")
-    return Path(rest).expanduser()
+    try:
+        return Path(rest).expanduser()
+    except RuntimeError:
+        raise RequestError(f"{rest} begins with the home folder of somebody unknown; give the whole path") from None
