@@ -1,0 +1,49 @@
+"""Pages of mapped files that are not needed again, on Linux.
+
+Native operators read their weights once, when a graph is opened, and pack them in memory of their own. What ONNX
+Runtime has mapped of the file would stay in the process: SmolLM2 in int8 would take 494 MB, and takes 342. The system
+keeps the pages in its cache of files, for the next process; one that is read again comes back from there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+DONTNEED = 4  # MADV_DONTNEED in Linux' mman-common.h
+HEADER = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \S+ *(.*)")
+
+
+def let_go(files: Iterable[Path]) -> int:
+    """Take the pages of files that are mapped and of which no page was changed from the memory of the process. Returns
+    how many bytes are mapped so; 0 on other systems."""
+    paths = {os.path.realpath(file) for file in files}
+    spans = [span for span in unchanged() if span[2] in paths] if sys.platform == "linux" else []
+    if not spans:
+        return 0
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for begin, end, _ in spans:
+        madvise(begin, end - begin, DONTNEED)
+    return sum(end - begin for begin, end, _ in spans)
+
+
+def unchanged() -> list[tuple[int, int, str]]:
+    """Returns the addresses (begin, end) and the files of mappings that hold no page of the process's own: a page of a
+    private mapping that was written is one, and would be lost."""
+    try:
+        text = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return []
+    found: list[tuple[int, int, str]] = []
+    span = (0, 0, "")
+    for line in text.splitlines():
+        if (header := HEADER.fullmatch(line)) is not None:
+            span = int(header[1], 16), int(header[2], 16), header[3]
+        elif line.startswith("Anonymous:") and line.split()[1] == "0" and span[2].startswith("/"):
+            found.append(span)
+    return found

@@ -1,0 +1,35 @@
+"""Pages of mapped files that are let go, and come back as they were."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from pathlib import Path
+
+import pytest
+
+from eagle_runtime.machine.mapped_files import let_go, unchanged
+
+PAGES = 8
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+
+
+def private(path: Path) -> mmap.mmap:
+    """A mapping as ONNX Runtime makes it: writes stay in the process."""
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def test_pages_come_back_and_changed_ones_stay(tmp_path: Path) -> None:
+    content = bytes(range(256)) * (PAGES * mmap.PAGESIZE // 256)
+    (tmp_path / "weights").write_bytes(content)
+    (tmp_path / "link").symlink_to("weights")
+    (tmp_path / "other").write_bytes(content)
+    with private(tmp_path / "weights") as read, private(tmp_path / "other") as other:
+        assert read[:] == other[:] == content
+        assert let_go([tmp_path / "link", tmp_path / "missing"]) == len(content)
+        assert read[:] == content
+        read[3] = 77
+        assert let_go([tmp_path / "weights"]) == 0 and read[3] == 77
+        assert [name for *_, name in unchanged() if name.startswith(str(tmp_path))] == [str(tmp_path / "other")]
