@@ -88,7 +88,11 @@ class Service:
 
     async def prepare(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call what may take long, as a template or a grammar does, in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._preparing, function, *arguments)
+        try:
+            called = asyncio.get_running_loop().run_in_executor(self._preparing, function, *arguments)
+        except RuntimeError:  # the server has ended while the request arrived
+            raise stopping() from None
+        return await called
 
     def ready(self) -> tuple[Engine, Jobs]:
         """Returns the engine and its queue. Raises ApiError: 503 while there is none, or none any more."""

@@ -20,6 +20,7 @@ from eagle_serve.figures import figures, finite, shown, text_of
 from eagle_serve.frames import event
 from eagle_serve.jobs import Job
 from eagle_serve.messages import parse_messages
+from eagle_serve.request import LIMITS, template_kwargs
 
 # How llama.cpp keeps caches and slots, and what its answers tell besides; nothing of the text depends on it.
 OWN = {
@@ -32,7 +33,7 @@ def read(body: Body, engine: Engine) -> Read:
     """Returns the completion that a request of /completion stands for. Raises ApiError."""
     fields = {name: value for name, value in body.items() if name not in OWN and value is not None}
     fields["prompt"] = _prompt(body.get("prompt"), engine)
-    if not any(name in fields for name in ("n_predict", "max_tokens")) or fields.get("n_predict") == -2:
+    if not any(name in fields for name in LIMITS) or fields.get("n_predict") == -2:
         fields["n_predict"] = -1  # -2 fills the context, as -1 does here
     if body.get("json_schema"):
         fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": body["json_schema"]}}
@@ -183,4 +184,6 @@ def apply_template(body: Body, engine: Engine) -> dict[str, Any]:
     most = len(a_list(body.get("messages"), "messages"))
     if body.get("tools"):
         raise unsupported("tools", "is not supported here; /v1/count_tokens reads whole requests")
-    return {"prompt": engine.model.chat_prompt(parse_messages(body.get("messages"), most)).text}
+    given = {name: value for name, value in body.items() if value is not None}
+    messages = parse_messages(given["messages"], most)
+    return {"prompt": engine.model.chat_prompt(messages, template_kwargs=template_kwargs(given)).text}

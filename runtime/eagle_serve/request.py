@@ -114,7 +114,7 @@ def parse_request(
         no_tools(given)
         prompts = _prompts(given.get("prompt"))
     drafting, trace = _eagle(given)
-    template_kwargs = _template_kwargs(given) if endpoint == "chat" else {}
+    variables = template_kwargs(given) if endpoint == "chat" else {}
     stream_options = an_object(given.get("stream_options", {}), "stream_options")
     return Request(
         endpoint=endpoint,
@@ -122,7 +122,7 @@ def parse_request(
         prompts=tuple(prompts),
         messages=tuple(messages),
         choices=_choices(given),
-        template_kwargs=template_kwargs,
+        template_kwargs=variables,
         settings={**_sampling(given), **drafting},
         max_tokens=_max_tokens(given, endpoint),
         echo=_echo(given, endpoint),
@@ -261,7 +261,8 @@ def _logprobs(given: Mapping[str, Any], endpoint: Endpoint) -> int | None:
     return runners_up if wanted else None
 
 
-def _template_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
+def template_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the variables of the chat template that a request sets. Raises ApiError."""
     kwargs = an_object(given.get("chat_template_kwargs", {}), "chat_template_kwargs")
     for name in kwargs:
         if name in RESERVED:
@@ -317,6 +318,8 @@ def _eagle(given: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     trace = False
     for name, value in eagle.items():
         where = f"eagle.{name}"
+        if value is None:
+            continue
         if name == "method":
             settings["method"] = one_of(NAMES)(value, where)
         elif name == "tree":

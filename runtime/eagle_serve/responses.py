@@ -105,7 +105,7 @@ def _messages(value: object) -> Iterator[dict[str, Any]]:
     for index, data in enumerate(value):
         where = f"input[{index}]"
         item = an_object(data, where)
-        kind = text(item.get("type", "message"), f"{where}.type")
+        kind = text(item.get("type") or "message", f"{where}.type")
         said = _of_answer(item, kind, where)
         if said is None or not _goes_on(answer, said):
             if answer:

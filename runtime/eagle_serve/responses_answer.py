@@ -36,6 +36,7 @@ class ResponseAnswer(Writer):
         self._created = int(time.time())
         self._output: list[dict[str, Any]] = []  # the last one may be unfinished
         self._number = 0  # of the next event
+        self._waiting: list[Token] = []  # of a message whose text goes on: the reader holds white space back
 
     def whole(self, pieces: Sequence[Piece], result: Result) -> dict[str, Any]:
         for piece in pieces:
@@ -53,11 +54,15 @@ class ResponseAnswer(Writer):
     def add(self, piece: Piece) -> bytes:
         """Add a piece to the items; returns the events that tell of it. Log-probabilities of a piece stand at its first
         part of a message."""
-        tokens: Sequence[Token] = shown(piece) if self._job.prepared.request.logprobs is not None else ()
-        events = b""
-        for part in parts_of(piece, self._job):
+        within = bool(self._output) and self._output[-1]["type"] == "message"
+        tokens = [*self._waiting, *shown(piece)] if self._job.prepared.request.logprobs is not None else []
+        self._waiting, events = [], b""
+        parts = parts_of(piece, self._job)
+        for part in parts:
             events += self._grow_by(part, tokens if part.kind == "content" else ())
-            tokens = () if part.kind == "content" else tokens
+            tokens = [] if part.kind == "content" else tokens
+        if within and not parts:
+            self._waiting = tokens
         return events
 
     def end(self, result: Result) -> bytes:

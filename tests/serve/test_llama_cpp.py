@@ -56,6 +56,12 @@ def test_a_context_is_filled_by_minus_two(address: str) -> None:
     assert post(address, PATH, {**ASKED, "n_predict": -2, "stop": ["\n"]}).status == 200
 
 
+def test_every_name_of_the_limit_counts(address: str) -> None:
+    named = {name: value for name, value in ASKED.items() if name != "n_predict"}
+    for name in ("num_predict", "max_new_tokens", "max_completion_tokens"):
+        assert post(address, PATH, {**named, name: 3}).data["tokens_predicted"] == 3
+
+
 def test_tokens(address: str, served_model: EagleModel) -> None:
     text = "Why is it so?"
     tokens = post(address, "/tokenize", {"content": text}).data["tokens"]
@@ -68,9 +74,10 @@ def test_tokens(address: str, served_model: EagleModel) -> None:
     assert "".join(one["piece"] for one in pieces) == text and [one["id"] for one in pieces] == tokens
     mixed = post(address, PATH, {**ASKED, "prompt": ["Wh", *served_model.text.encode_rendered("y?")]}).data
     assert mixed["content"] == post(address, PATH, ASKED).data["content"]
-    assert (
-        post(address, "/apply-template", {"messages": [{"role": "user", "content": "x"}]}).data["prompt"] == "u: x\na: "
-    )
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+    assert post(address, "/apply-template", asked).data["prompt"] == "u: x\na: "
+    asked["chat_template_kwargs"] = {"enable_thinking": True}
+    assert post(address, "/apply-template", asked).data["prompt"] == "u: x\nta: "
 
 
 def test_props_and_health(address: str) -> None:

@@ -25,6 +25,7 @@ from eagle_runtime import ClosedError, EagleModel, Piece, Result
 from eagle_runtime.app.result import Stop, usage_of
 from eagle_runtime.core.rounds import Member, Wish
 from eagle_serve import Limits, Options
+from eagle_serve.app import Service
 from eagle_serve.errors import ApiError
 from eagle_serve.jobs import Event, Events, Job, Jobs
 from eagle_serve.request import Prepared, Request
@@ -341,6 +342,14 @@ def test_a_stopping_server_refuses_new_requests(served_bundle: Path) -> None:
         until(lambda: request(address, "GET", "/health").status == 503)
         assert post(address, COMPLETIONS, SHORT).code == "shutting_down"
     assert process.wait(PATIENCE_S) == 0
+
+
+def test_a_request_that_arrives_when_the_server_has_ended() -> None:
+    service = Service(Options())
+    service.end()
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(service.prepare(int))
+    assert (caught.value.status, caught.value.code) == (503, "shutting_down")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of Unix")

@@ -145,6 +145,25 @@ def test_reasoning_is_an_item(thinking_address: str) -> None:
         assert client.responses.create(model="any", input=items, max_output_tokens=1).status == "incomplete"
 
 
+def test_every_token_of_a_message_has_its_probability(thinking_address: str) -> None:
+    """White space too, which the reader holds back until more comes."""
+    body = {
+        "input": "x",
+        "eagle": {"constraint": {"regex": r"a</think>b\.\n\nc d"}, "method": None, "trace": None},
+        "include": ["message.output_text.logprobs"],
+    }
+    for stream in (False, True):
+        answer = post(thinking_address, PATH, {**body, "stream": stream})
+        if stream:
+            *_, last = (block for block in answer.body.decode().split("\n\n") if "data: " in block)
+            response = json.loads(last.partition("data: ")[2])["response"]
+        else:
+            response = answer.data
+        content = response["output"][1]["content"][0]
+        assert content["text"] == "b.\n\nc d"
+        assert "".join(one["token"] for one in content["logprobs"]).removeprefix("</think>") == content["text"]
+
+
 def messages_of(*items: dict[str, Any], **fields: Any) -> Any:
     """The messages that items stand for."""
     return read({"input": list(items), **fields}, None).fields["messages"]  # type: ignore[arg-type]
@@ -157,6 +176,7 @@ def test_items_of_one_answer_are_one_message() -> None:
     def called(name: str) -> dict[str, Any]:
         return {"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}}
 
+    assert messages_of({"type": None, "role": "user", "content": "q"}) == [{"role": "user", "content": "q"}]
     thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]}
     said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "s"}]}
     result = {"type": "function_call_output", "call_id": "f", "output": [{"type": "input_text", "text": "r"}]}
