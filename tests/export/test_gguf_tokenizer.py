@@ -96,6 +96,15 @@ def test_byte_level(pre: str) -> None:
     assert_same(bpe_metadata(original, pre, 4200), original)
 
 
+def test_a_file_without_bos_gets_none_by_default() -> None:
+    """Falcon3's names none; what it states itself is still refused."""
+    metadata = bpe_metadata(Tokenizer.from_file(str(DEMO)), "falcon3", 4200)
+    del metadata["tokenizer.ggml.bos_token_id"]
+    assert json.loads(texts_of(file_of(metadata))["tokenizer.json"])["post_processor"] is None
+    with pytest.raises(ExportError, match="texts get a bos token, but the file does not say which"):
+        texts_of(file_of({**metadata, "tokenizer.ggml.add_bos_token": True}))
+
+
 def sentencepiece(prefix: bool, bos: bool = True) -> tuple[Tokenizer, dict[str, Any]]:
     """A tokenizer as Llama-2 has it, and its metadata."""
     from transformers.tokenization_utils_base import generate_merges

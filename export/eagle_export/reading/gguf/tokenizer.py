@@ -165,7 +165,7 @@ def _byte_level(file: GgufFile, tokens: Sequence[str]) -> dict[str, Any]:
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*steps, level]},
         "decoder": {**level, "use_regex": True},
         "model": _bpe(merges, whole=cut.whole),
-        "bos": cut.bos,
+        "bos": cut.bos and _token_id(file, "bos", len(tokens)) is not None,
         "eos": False,
     }
 
