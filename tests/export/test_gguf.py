@@ -24,6 +24,7 @@ from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_export.reading.families.registry import FAMILIES
 from eagle_export.reading.families.source import load_source
 from eagle_export.reading.gguf.checkpoint import open_gguf
+from eagle_export.reading.gguf.file import GgufFile
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 
@@ -381,6 +382,14 @@ def test_what_cannot_be_expressed_is_refused(files: Callable[..., Path], tmp_pat
     with pytest.raises(ExportError, match=re.escape(message)) as raised:
         open_gguf(path)
     assert "\n" not in str(raised.value)
+
+
+def test_equal_numbers_of_all_layers_are_one() -> None:
+    """As newer converters list granite-4.0-micro's key heads."""
+    file = GgufFile(Path("x.gguf"), {"general.architecture": "granite", "granite.n": [8] * 40, "granite.none": []}, {})
+    assert file.integer("n") == 8
+    with pytest.raises(ExportError, match=r"granite.none is \[\], but must be one whole number"):
+        file.integer("none")
 
 
 def test_a_type_that_the_package_does_not_know_is_not_called_damage(files: Callable[..., Path], tmp_path: Path) -> None:

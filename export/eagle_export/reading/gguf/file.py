@@ -62,12 +62,15 @@ class GgufFile:
         return value
 
     def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """Returns a whole number of the architecture's metadata, `least` or more. Raises ExportError."""
-        value = self._value(key, default)
+        """Returns a whole number of the architecture's metadata, `least` or more; some converters state one of all
+        layers as a list of equal numbers. Raises ExportError."""
+        stated = value = self._value(key, default)
+        if isinstance(stated, list) and stated and all(each == stated[0] for each in stated):
+            value = stated[0]
         if type(value) is not int or value < least:
             raise ExportError(
-                f"{self.path}: metadata {self.architecture}.{key} is {str(value)[:60]}, but must be one whole number, "
-                f"{least} or more; such a model is not supported"
+                f"{self.path}: metadata {self.architecture}.{key} is {str(stated)[:60]}, but must be one whole number, "
+                f"{least} or more, the same for all layers; such a model is not supported"
             )
         return value
 
