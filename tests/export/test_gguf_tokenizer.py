@@ -65,31 +65,47 @@ def bpe_metadata(tokenizer: Tokenizer, pre: str, rows: int) -> dict[str, Any]:
     }
 
 
+# Of the published tokenizer.json of HunyuanOCR, whose words Hunyuan's dense models have, and of zeta-2.1, a Seed-Coder.
+PUBLISHED = {
+    "hunyuan-dense": (
+        r"\p{N}{1,3}",
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    "seed-coder": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+}
+SAME = {"stablelm2": "qwen2", "glm4": "llama3", "chatglm-bpe": "llama3"}  # as the table of transformers names them
 GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 DIGITS = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2])
 
 
 @pytest.mark.parametrize("pre", [name for names in CUTS for name in names.split()])
 def test_byte_level(pre: str) -> None:
-    """The pieces are cut as transformers' own table says, or as GPT-2 and StarCoder cut them."""
+    """The pieces are cut as published files or transformers' own table say, or as GPT-2 and StarCoder cut them."""
     mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
     original = Tokenizer.from_file(str(DEMO))
     original.add_special_tokens(["<|end|>"])
     original.add_tokens(["<think>", "</think>"])
-    pattern = mapping.GGUF_PRE_TOKENIZER_SPLITS.get("qwen2" if pre == "stablelm2" else pre)
-    if pattern is not None:
+    pattern = mapping.GGUF_PRE_TOKENIZER_SPLITS.get(SAME.get(pre, pre))
+    if patterns := PUBLISHED.get(pre, () if pattern is None else (pattern,)):
         level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        split = pre_tokenizers.Split(Regex(pattern), "isolated")
-        original.pre_tokenizer = pre_tokenizers.Sequence([split, level])
+        splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in patterns]
+        original.pre_tokenizer = pre_tokenizers.Sequence([*splits, level])
     else:
         original.pre_tokenizer = DIGITS if pre in ("smollm", "starcoder", "refact") else GPT2
-    if pre in ("olmo", "qwen2", "deepseek-r1-qwen", "kormo", "megrez"):
+    if pre in ("olmo", "qwen2", "deepseek-r1-qwen", "kormo", "megrez", "seed-coder"):
         original.normalizer = normalizers.NFC()
-    if pre in ("tekken", "llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2"):
+    bos = ("<|endoftext|>", 0)
+    with_bos = pre in ("tekken", "llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2")
+    if with_bos or pre in ("glm4", "chatglm-bpe"):
         content = json.loads(original.to_str())
         content["model"]["ignore_merges"] = True
         original = Tokenizer.from_str(json.dumps(content))
-        bos = ("<|endoftext|>", 0)
+    if with_bos:
         original.post_processor = processors.TemplateProcessing(
             single="<|endoftext|> $A", pair="<|endoftext|> $A <|endoftext|>:1 $B:1", special_tokens=[bos]
         )
@@ -193,6 +209,7 @@ def change(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
     ("changed", "message"),
     [
         (change("pre", "kimi-k2"), "cuts text as 'kimi-k2'"),
+        (change("pre", "exaone4"), "supported; give the Hugging Face folder that the file was made from"),
         (change("pre", None), "does not say how its tokenizer cuts text"),
         (change("merges", ["a b c"]), "merge 'a b c' has not two parts"),
         (change("merges", []), "tokenizer.ggml.merges is missing"),

@@ -28,6 +28,7 @@ STRING, ARRAY = 8, 9  # numbers of types
 MOST_AXES = 4
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")  # names that llama-gguf-split gives
 ADVICE = "convert the model again with llama.cpp's convert_hf_to_gguf.py"
+ORIGINAL = "give the Hugging Face folder that the file was made from"
 OTHER_TYPE = "give a file of another type, such as Q8_0, Q4_K_M or F16"
 UNBLOCKED_TYPES = ("F64", "F32", "F16", "BF16")  # types without blocks
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle_export.base.errors import ExportError
-from eagle_export.reading.gguf.file import ADVICE, GgufFile, shortest
+from eagle_export.reading.gguf.file import ADVICE, ORIGINAL, GgufFile, shortest
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # kinds of tokens, of llama.h
 SAMPLING = {  # transformers' name -> the key after general.sampling.
@@ -37,15 +37,21 @@ _LLAMA3 = rf"{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
 _REST = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u30ff]+",
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a byte-level tokenizer cuts text before merging. pattern: of a piece; None for GPT-2's. digits: whether each
-    digit is cut off first. whole: whether a piece that is a token needs no merges. bos: whether texts begin with bos
-    unless the file says otherwise. nfc: whether text is normalised."""
+    """How a byte-level tokenizer cuts text before merging. patterns: of a piece, each for what the one before left;
+    none for GPT-2's. digits: whether each digit is cut off first. whole: whether a piece that is a token needs no
+    merges. bos: whether texts begin with bos, if the file names one and does not say otherwise. nfc: whether text is
+    normalised."""
 
-    pattern: str | None = None
+    patterns: tuple[str, ...] = ()
     digits: bool = False
     whole: bool = False
     bos: bool = False
@@ -53,12 +59,15 @@ class Cut:
 
 
 CUTS = {
-    "llama3 llama-v3 llama-bpe falcon3 pixtral lfm2": Cut(_LLAMA3, whole=True, bos=True),
-    "dbrx smaug-bpe": Cut(_LLAMA3),
-    "qwen2 deepseek-r1-qwen kormo megrez": Cut(_LLAMA3.replace("{1,3}", ""), nfc=True),
-    "stablelm2": Cut(_LLAMA3.replace("{1,3}", "")),
-    "tekken": Cut(rf"{_WORD % ('', '')}|\p{{N}}|{_REST}", whole=True, bos=True),
-    "gpt-4o": Cut(rf"{_WORD % (f'{_ENDING}?', f'{_ENDING}?')}|\p{{N}}{{1,3}}|{_REST}"),
+    "llama3 llama-v3 llama-bpe falcon3 pixtral lfm2": Cut((_LLAMA3,), whole=True, bos=True),
+    "glm4 chatglm-bpe": Cut((_LLAMA3,), whole=True),
+    "dbrx smaug-bpe": Cut((_LLAMA3,)),
+    "qwen2 deepseek-r1-qwen kormo megrez": Cut((_LLAMA3.replace("{1,3}", ""),), nfc=True),
+    "stablelm2": Cut((_LLAMA3.replace("{1,3}", ""),)),
+    "seed-coder": Cut((_LLAMA3.replace("{1,3}", "").replace(r"[\r\n]*", ""),), nfc=True),
+    "hunyuan-dense": Cut(_DEEPSEEK3),
+    "tekken": Cut((rf"{_WORD % ('', '')}|\p{{N}}|{_REST}",), whole=True, bos=True),
+    "gpt-4o": Cut((rf"{_WORD % (f'{_ENDING}?', f'{_ENDING}?')}|\p{{N}}{{1,3}}|{_REST}",)),
     "smollm starcoder refact": Cut(digits=True),
     "gpt-2": Cut(),
     "olmo": Cut(nfc=True),
@@ -150,13 +159,17 @@ def _byte_level(file: GgufFile, tokens: Sequence[str]) -> dict[str, Any]:
     name = file.metadata.get("tokenizer.ggml.pre")
     cut = next((cut for names, cut in CUTS.items() if name in names.split()), None)
     if cut is None:
-        what = "does not say how its tokenizer cuts text" if name in (None, "default") else f"cuts text as {name!r}"
+        what, advice = f"cuts text as {name!r}", ORIGINAL
+        if name in (None, "default"):
+            what, advice = "does not say how its tokenizer cuts text", ADVICE
         known = ", ".join(sorted(each for names in CUTS for each in names.split()))
-        raise ExportError(f"{file.path} {what} (tokenizer.ggml.pre), and only {known} are supported; {ADVICE}")
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": cut.pattern is None}
+        raise ExportError(f"{file.path} {what} (tokenizer.ggml.pre), and only {known} are supported; {advice}")
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": not cut.patterns}
     steps: list[dict[str, Any]] = [{"type": "Digits", "individual_digits": True}] if cut.digits else []
-    if cut.pattern is not None:
-        steps.append({"type": "Split", "pattern": {"Regex": cut.pattern}, "behavior": "Isolated", "invert": False})
+    steps += [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in cut.patterns
+    ]
     merges = [merge.split(" ") for merge in _listed(file, "merges")]
     if wrong := [merge for merge in merges if len(merge) != 2]:
         raise ExportError(f"{file.path}: merge {' '.join(wrong[0])[:60]!r} has not two parts; {ADVICE}")
