@@ -23,6 +23,7 @@ from eagle_export.inspection.report import inspect
 from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_export.reading.families.registry import FAMILIES
 from eagle_export.reading.families.source import load_source
+from eagle_export.reading.gguf.architectures import architecture_of
 from eagle_export.reading.gguf.checkpoint import open_gguf
 from eagle_export.reading.gguf.file import GgufFile
 from eagle_export.writing.settings import Settings
@@ -390,6 +391,11 @@ def test_equal_numbers_of_all_layers_are_one() -> None:
     assert file.integer("n") == 8
     with pytest.raises(ExportError, match=r"granite.none is \[\], but must be one whole number"):
         file.integer("none")
+
+
+def test_a_file_of_another_kind_is_told_without_an_architecture() -> None:
+    with pytest.raises(ExportError, match=r"i\.gguf holds a imatrix, no model; give the file of the model"):
+        architecture_of(GgufFile(Path("i.gguf"), {"general.type": "imatrix"}, {}))
 
 
 def test_a_type_that_the_package_does_not_know_is_not_called_damage(files: Callable[..., Path], tmp_path: Path) -> None:

@@ -367,9 +367,10 @@ OLMO3_OF_OLMO2 = Architecture("olmo3", NORMS_AFTER, _olmo3)
 
 def architecture_of(file: GgufFile) -> Architecture:
     """Returns the architecture of a file. Raises ExportError for one that holds no family of this exporter."""
-    name, kind = file.architecture, file.metadata.get("general.type", "model")
-    if kind != "model":
+    kind = file.metadata.get("general.type", "model")
+    if kind != "model":  # such a file need not name an architecture
         raise ExportError(f"{file.path} holds a {kind}, no model; give the file of the model")
+    name = file.architecture
     if name not in ARCHITECTURES:
         raise ExportError(
             f"{file.path} holds a model of architecture {name!r}, but only {', '.join(map(repr, ARCHITECTURES))} are "
