@@ -165,7 +165,7 @@ def _begun(order: Order, target: Path, draft: Path | None, bundle: Path, report:
     check_settings(pair, settings.backend, settings.cache_precision, settings.draft_vocab)
     warnings += notes_on(pair, settings.backend)
     if "tokenizer.json" not in pair.texts:
-        what, advice = ("tokenizer", HOLDS_ONE) if target.suffix == ".gguf" else ("tokenizer.json", SAVE_IT)
+        what, advice = ("tokenizer.json", SAVE_IT) if pair.target.texts is None else ("tokenizer", HOLDS_ONE)
         warnings.append(f"{target} has no {what}; the bundle takes and returns token ids, no text; {advice}")
     top_k = min(TOP_K, settings.draft_vocab or TOP_K) if settings.draft_top_k is None else settings.draft_top_k
     if pair.head is not None:

@@ -24,7 +24,7 @@ from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_export.reading.families.registry import FAMILIES
 from eagle_export.reading.families.source import load_source
 from eagle_export.reading.gguf.architectures import architecture_of
-from eagle_export.reading.gguf.checkpoint import open_gguf
+from eagle_export.reading.gguf.checkpoint import open_gguf, open_stored
 from eagle_export.reading.gguf.file import GgufFile
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
@@ -396,6 +396,19 @@ def test_equal_numbers_of_all_layers_are_one() -> None:
 def test_a_file_of_another_kind_is_told_without_an_architecture() -> None:
     with pytest.raises(ExportError, match=r"i\.gguf holds a imatrix, no model; give the file of the model"):
         architecture_of(GgufFile(Path("i.gguf"), {"general.type": "imatrix"}, {}))
+
+
+def test_a_file_is_known_by_its_first_bytes(files: Callable[..., Path], tmp_path: Path) -> None:
+    """Ollama keeps files under their sums."""
+    blob = tmp_path / "sha256-6c1f"
+    shutil.copyfile(files("Qwen3"), blob)
+    stored = open_stored(blob)
+    assert (stored.folder, stored.config) == (blob, open_gguf(files("Qwen3")).config)
+    with pytest.raises(ExportError, match="is a GGUF file, which only the target of an export may be"):
+        open_checkpoint(blob)
+    (tmp_path / "notes").write_text("GGU")
+    with pytest.raises(ExportError, match="notes is not a folder"):
+        open_stored(tmp_path / "notes")
 
 
 def test_a_type_that_the_package_does_not_know_is_not_called_damage(files: Callable[..., Path], tmp_path: Path) -> None:

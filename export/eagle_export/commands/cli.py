@@ -249,7 +249,7 @@ def _add_make(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target",
         metavar="TARGET",
-        help="Hugging Face folder of the target (Llama, Qwen3, Gemma-3, ...: docs/families.md), its .gguf file, or its "
+        help="Hugging Face folder of the target (Llama, Qwen3, Gemma-3, ...: docs/families.md), its GGUF file, or its "
         "id on the hub, OWNER/NAME[@REVISION]",
     )
     parser.add_argument(

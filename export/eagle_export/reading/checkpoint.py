@@ -100,6 +100,20 @@ class Checkpoint:
         return float(value)
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a path is that of a GGUF file: by its ending, or by its first bytes, as programs that keep files under
+    other names have them."""
+    if path.suffix == ".gguf":
+        return not path.is_dir()
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
+
+
 def is_table(name: str) -> bool:
     """Whether a tensor is a table of rotations, which old checkpoints hold. They are computed from the config."""
     return name.endswith("rotary_emb.inv_freq")
@@ -110,13 +124,13 @@ def open_checkpoint(folder: Path, *, pickled: bool = False) -> Checkpoint:
 
     pickled: whether one of PICKLED_FILES is read where there is no safetensors file, as old heads have it. torch's
     weights_only reader takes tensors and plain containers from it and runs no code that it names."""
-    if folder.suffix == ".gguf" and folder.is_file():
+    if is_gguf(folder) and folder.is_file():
         raise ExportError(
             f"{folder} is a GGUF file, which only the target of an export may be; give a Hugging Face model folder"
         )
     if not folder.is_dir():
         raise ExportError(
-            f"{folder} is not a folder; give a downloaded Hugging Face model folder, or a target's .gguf file"
+            f"{folder} is not a folder; give a downloaded Hugging Face model folder, or a target's GGUF file"
         )
     if not (folder / "config.json").is_file() and (other := _other_content(folder)) is not None:
         raise ExportError(other)

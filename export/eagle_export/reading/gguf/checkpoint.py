@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eagle_export.reading.checkpoint import Checkpoint, open_checkpoint
+from eagle_export.reading.checkpoint import Checkpoint, is_gguf, open_checkpoint
 from eagle_export.reading.gguf.architectures import architecture_of, config_of
-from eagle_export.reading.gguf.file import SUFFIX, read_gguf
+from eagle_export.reading.gguf.file import read_gguf
 from eagle_export.reading.gguf.tensors import check_kinds, named_tensors
 from eagle_export.reading.gguf.tokenizer import special_ids, texts_of
 
 
 def open_stored(path: Path) -> Checkpoint:
-    """Opens a folder, or a GGUF file: a path that ends in .gguf and is not a folder. Raises ExportError."""
-    return open_gguf(path) if path.suffix == SUFFIX and not path.is_dir() else open_checkpoint(path)
+    """Opens a folder or a GGUF file. Raises ExportError."""
+    return open_gguf(path) if is_gguf(path) else open_checkpoint(path)
 
 
 def open_gguf(path: Path) -> Checkpoint:

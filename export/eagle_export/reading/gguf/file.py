@@ -19,7 +19,6 @@ import numpy as np
 
 from eagle_export.base.errors import ExportError
 
-SUFFIX = ".gguf"
 MAGIC = 0x46554747  # "GGUF", read as little-endian
 VERSIONS = (2, 3)
 ALIGNMENT = 32  # bytes, if the metadata has no other
