@@ -171,3 +171,12 @@ def test_gguf_sampling() -> None:
     stated = {"general.sampling.temp": 0.20000000298023224, "general.sampling.top_k": 40}
     texts = texts_of(GgufFile(Path("x.gguf"), {**TOKENS, **stated}, {}))
     assert json.loads(texts["generation_config.json"]) == {"do_sample": True, "temperature": 0.2, "top_k": 40}
+
+
+def test_a_model_built_on_another_familys_keeps_its_own_sampling() -> None:
+    """DeepSeek-R1-Distill-Qwen does not get Qwen2.5's penalty of repetitions."""
+    distilled = {**TOKENS, "tokenizer.ggml.pre": "deepseek-r1-qwen"}
+    texts = texts_of(GgufFile(Path("x.gguf"), distilled, {}))
+    assert json.loads(texts["generation_config.json"]) == {"do_sample": True, "temperature": 0.6, "top_p": 0.95}
+    texts = texts_of(GgufFile(Path("x.gguf"), {**distilled, "general.sampling.temp": 0.5}, {}))
+    assert json.loads(texts["generation_config.json"]) == {"do_sample": True, "temperature": 0.5}

@@ -25,6 +25,8 @@ SAMPLING = {  # transformers' name -> the key after general.sampling.
     "min_p": "min_p",
     "repetition_penalty": "penalty_repeat",
 }
+# Pre-tokenizer that one author's models alone have, built on others' families -> what they are published with.
+PUBLISHED: Mapping[str, Mapping[str, Any]] = {"deepseek-r1-qwen": {"temperature": 0.6, "top_p": 0.95}}
 SPACE = "\u2581"  # how sentencepiece writes a space
 ENDINGS = frozenset(  # control tokens at which llama.cpp ends a text, whatever the metadata says
     ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "</s>")
@@ -132,13 +134,15 @@ def texts_of(file: GgufFile) -> dict[str, bytes]:
 
 
 def _sampling(file: GgufFile) -> dict[str, Any] | None:
-    """The settings of sampling in the metadata, by transformers' names; None if there are none."""
+    """The settings of sampling in the metadata, by transformers' names, or those that its tokenizer's models are
+    published with; None if there are none."""
     stated = {name: file.metadata.get(f"general.sampling.{key}") for name, key in SAMPLING.items()}
     settings = {
         name: shortest(value) if isinstance(value, float) else value
         for name, value in stated.items()
         if value is not None
     }
+    settings = settings or dict(PUBLISHED.get(str(file.metadata.get("tokenizer.ggml.pre")), {}))
     return {"do_sample": True, **settings} if settings else None
 
 
