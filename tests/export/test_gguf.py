@@ -23,6 +23,7 @@ from eagle_export.inspection.report import inspect
 from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_export.reading.families.registry import FAMILIES
 from eagle_export.reading.families.source import load_source
+from eagle_export.reading.families.target import open_target
 from eagle_export.reading.gguf.architectures import architecture_of
 from eagle_export.reading.gguf.checkpoint import open_gguf, open_stored
 from eagle_export.reading.gguf.file import GgufFile
@@ -409,6 +410,21 @@ def test_a_file_is_known_by_its_first_bytes(files: Callable[..., Path], tmp_path
     (tmp_path / "notes").write_text("GGU")
     with pytest.raises(ExportError, match="notes is not a folder"):
         open_stored(tmp_path / "notes")
+
+
+def test_markers_that_are_no_control_tokens_are_noted(files: Callable[..., Path], tmp_path: Path) -> None:
+    stated = {"model": "gpt2", "pre": "gpt-2", "tokens": ["a", "b", "ab", "<|im_end|>"], "merges": ["a b"]}
+    tokenizer = {f"tokenizer.ggml.{name}": value for name, value in stated.items()}
+
+    def change(writer: Any) -> None:
+        for name, value in {**tokenizer, "tokenizer.chat_template": "{{ messages }}<|im_end|>"}.items():
+            key(name, value)(writer)
+        writer.add_array("tokenizer.ggml.token_type", [1, 1, 1, 1])
+
+    target = open_target(changed(files("Qwen3"), tmp_path / "marked.gguf", change))
+    assert target.config["eos_token_id"] == [3]
+    (note,) = target.notes
+    assert note.endswith("writes '<|im_end|>', which the file does not list as control tokens; they are read as such")
 
 
 def test_a_type_that_the_package_does_not_know_is_not_called_damage(files: Callable[..., Path], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.gguf.file import GgufFile
-from eagle_export.reading.gguf.tokenizer import CUTS, special_ids, texts_of
+from eagle_export.reading.gguf.tokenizer import CUTS, notes_of, special_ids, texts_of
 
 DEMO = Path(__file__).parents[2] / "tools/demo_pair/target/tokenizer.json"
 README = Path(__file__).parents[2] / "README.md"
@@ -192,6 +192,41 @@ def test_template_and_ids_of_special_tokens() -> None:
     metadata = bpe_metadata(original, "gpt-4o", 4200)
     assert special_ids(file_of(metadata)) == {"bos_token_id": 0, "eos_token_id": [0, 4097, 4099, 4100]}
     assert texts_of(file_of({})) == texts_of(file_of({"tokenizer.ggml.model": "none"})) == {}
+
+
+MARKED = "<start_of_turn>user\\n{{ messages[0]['content'] }}[0] {{ '<end_of_turn>' }}<think></s>"
+
+
+@pytest.mark.parametrize("kind", [NORMAL, USER_DEFINED])
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_markers_of_a_template_are_control_tokens(model: str, kind: int) -> None:
+    """Some exporters list them as pieces of text or as the user's; what no template writes stays what it is."""
+    if model == "gpt2":
+        metadata = bpe_metadata(Tokenizer.from_file(str(DEMO)), "gpt-2", 4096)
+    else:
+        _, metadata = sentencepiece(False)
+    tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    names = ["<start_of_turn>", "<end_of_turn>", "<b>", "[0]", "<eos>", "<think>"]
+    ids = {name: len(tokens) + number for number, name in enumerate(names)}
+    tokens += names
+    kinds += [kind, kind, NORMAL, NORMAL, NORMAL, USER_DEFINED]
+    if model == "llama":
+        metadata["tokenizer.ggml.scores"] += [-1e6] * len(names)
+        del tokens[-1], kinds[-1], metadata["tokenizer.ggml.scores"][-1]  # it is there already
+    plain = file_of(metadata)
+    assert notes_of(plain) == ()
+    assert ids["<end_of_turn>"] not in special_ids(plain)["eos_token_id"]
+    file = file_of({**metadata, "tokenizer.chat_template": MARKED})
+    assert ids["<end_of_turn>"] in special_ids(file)["eos_token_id"]
+    assert ids["<eos>"] not in special_ids(file)["eos_token_id"]
+    made = Tokenizer.from_str(texts_of(file)["tokenizer.json"].decode())
+    added = {token.content: token.special for token in made.get_added_tokens_decoder().values()}
+    assert added["<end_of_turn>"] and not added["<think>"] and not {"<b>", "[0]", "<eos>"} & added.keys()
+    assert added.get("<start_of_turn>") == (kind == NORMAL)
+    found = made.encode("<start_of_turn>a<end_of_turn>", add_special_tokens=False).ids
+    assert (found[0], found[-1]) == (ids["<start_of_turn>"], ids["<end_of_turn>"])
+    (note,) = notes_of(file)
+    assert note.startswith("some.gguf: the chat template writes ") and "'<end_of_turn>'" in note
 
 
 def test_phi3_special_tokens_swallow_spaces() -> None:

@@ -8,7 +8,7 @@ from eagle_export.reading.checkpoint import Checkpoint, is_gguf, open_checkpoint
 from eagle_export.reading.gguf.architectures import architecture_of, config_of
 from eagle_export.reading.gguf.file import read_gguf
 from eagle_export.reading.gguf.tensors import check_kinds, named_tensors
-from eagle_export.reading.gguf.tokenizer import special_ids, texts_of
+from eagle_export.reading.gguf.tokenizer import notes_of, special_ids, texts_of
 
 
 def open_stored(path: Path) -> Checkpoint:
@@ -24,4 +24,5 @@ def open_gguf(path: Path) -> Checkpoint:
     config = config_of(file, architecture)
     check_kinds(file)
     tensors = named_tensors(file, architecture, config["num_attention_heads"], config["num_key_value_heads"])
-    return Checkpoint(path, {**config, **special_ids(file)}, tensors, texts_of(file))
+    texts = texts_of(file)
+    return Checkpoint(path, {**config, **special_ids(file)}, tensors, texts, notes_of(file) if texts else ())

@@ -16,8 +16,10 @@ from typing import Any
 
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.gguf.file import ADVICE, ORIGINAL, GgufFile, shortest
+from eagle_runtime.base.arguments import short_repr
 
-UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # kinds of tokens, of llama.h
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5  # kinds of tokens, of llama.h
+MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]|\[\|[^\[\]\s]+\|\]")  # what chat templates put around messages
 SAMPLING = {  # transformers' name -> the key after general.sampling.
     "temperature": "temp",
     "top_k": "top_k",
@@ -89,9 +91,11 @@ def texts_of(file: GgufFile) -> dict[str, bytes]:
     if kind not in ("gpt2", "llama"):
         raise ExportError(f"{file.path}: a tokenizer of kind {kind!r} is not supported, only 'gpt2' and 'llama'")
     tokens = _listed(file, "tokens")
-    kinds = file.metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    kinds = file.metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
     if len(set(tokens)) < len(tokens) or len(kinds) != len(tokens):
         raise ExportError(f"{file.path}: its tokens are not distinct, or their kinds are not as many; {ADVICE}")
+    marks = mistyped(file)
+    kinds = [CONTROL if number in marks else each for number, each in enumerate(kinds)]
     content = _byte_level(file, tokens) if kind == "gpt2" else _sentencepiece(file, tokens, kinds)
     if kind == "llama" and file.architecture.startswith("gemma"):
         tokens = _with_spaces(tokens)
@@ -146,12 +150,42 @@ def _sampling(file: GgufFile) -> dict[str, Any] | None:
     return {"do_sample": True, **settings} if settings else None
 
 
+def mistyped(file: GgufFile) -> dict[int, str]:
+    """Returns id -> token of what a chat template puts around messages and the file lists as a piece of text. Tokens
+    that it calls the user's, such as <think>, are whole in any text and part of an answer, so of these an answer's end
+    alone counts."""
+    tokens = file.metadata.get("tokenizer.ggml.tokens") or []
+    kinds = file.metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
+    templates = [template for key in TEMPLATES if isinstance(template := file.metadata.get(key), str)]
+    marks = {mark for template in templates for mark in MARKER.findall(template)}
+    return {
+        number: token
+        for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if token in marks and (kind == NORMAL or (kind == USER_DEFINED and token in ENDINGS))
+    }
+
+
+def notes_of(file: GgufFile) -> tuple[str, ...]:
+    """Returns what was decided where a file's tokenizer contradicts its chat template, a sentence each."""
+    if not (marks := list(mistyped(file).values())):
+        return ()
+    return (
+        f"{file.path}: the chat template writes {', '.join(map(short_repr, marks[:8]))}, which the file does not list "
+        "as control tokens; they are read as such",
+    )
+
+
 def special_ids(file: GgufFile) -> dict[str, Any]:
     """Returns bos_token_id and eos_token_id of a config: all ids at which a text ends, those of the metadata first."""
     tokens = file.metadata.get("tokenizer.ggml.tokens") or []
     kinds = file.metadata.get("tokenizer.ggml.token_type") or [CONTROL] * len(tokens)
     ends = [_token_id(file, name, len(tokens)) for name in ("eos", "eot", "eom")]
-    known = {token: number for number, token in enumerate(tokens) if kinds[number] == CONTROL and token in ENDINGS}
+    marks = mistyped(file)
+    known = {
+        token: number
+        for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if token in ENDINGS and (kind == CONTROL or number in marks)
+    }
     if known.keys() >= HARMONY:
         known.pop("<|end|>", None)
     ends += known.values()
