@@ -78,6 +78,30 @@ def test_text_is_encoded_as_transformers_does(name: str, tmp_path: Path) -> None
         assert ours.encode(text) == theirs(text)["input_ids"], text
 
 
+@pytest.mark.parametrize("name", ["byte level", "a template"])
+@pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "LlamaTokenizerFast", "Qwen2Tokenizer"])
+@pytest.mark.parametrize("added", [None, False, True])
+def test_what_is_put_around_a_text_is_what_tokenizer_json_says(
+    name: str, kind: str, added: bool | None, tmp_path: Path
+) -> None:
+    """transformers 5 does not read add_bos_token and add_eos_token where there is a tokenizer.json."""
+    tokenizer = TOKENIZERS["byte-level"]()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    if name == "a template":
+        ids = [(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>")]
+        tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, ids)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    folder = save(tokenizer, tmp_path)
+    config: dict[str, Any] = {"tokenizer_class": kind, "bos_token": "<s>", "eos_token": "</s>"}
+    if added is not None:
+        config |= {"add_bos_token": added, "add_eos_token": added}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    text = "a.b"
+    ids_of_text = Text(folder).encode(text)
+    assert ids_of_text == AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+    assert len(ids_of_text) == len(text) + (name == "a template")
+
+
 @pytest.mark.parametrize("name", ["golden", "demo"])
 def test_the_tokenizers_of_the_pairs_too(name: str, golden: Path, tmp_path: Path) -> None:
     if name == "golden":
