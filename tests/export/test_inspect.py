@@ -171,6 +171,22 @@ def test_targets_that_cannot_be_exported(tmp_path: Path, config: dict[str, objec
     assert why in report.target.problems[0] and not report.needs and not report.exportable
 
 
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4}, "model_type is 'gpt2', but only"),
+        ({"model_type": "idefics3", "text_config": {"model_type": "llama", "hidden_size": 64}}, "reads more than text"),
+    ],
+)
+def test_a_family_with_other_names_of_sizes_is_refused_as_unknown(
+    tmp_path: Path, config: dict[str, object], why: str
+) -> None:
+    shutil.copytree(TARGET, tmp_path / "target")
+    (tmp_path / "target" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ExportError, match=why):
+        inspect(str(tmp_path / "target"), None)
+
+
 def test_pickled_heads_are_read_without_torch(tmp_path: Path) -> None:
     head = tmp_path / "head"
     head.mkdir()

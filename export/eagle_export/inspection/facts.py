@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from types import SimpleNamespace
@@ -68,7 +68,8 @@ class HeadFacts:
 
 
 def target_facts(whole: Checkpoint) -> TargetFacts:
-    """Raises ExportError for a config without the sizes that every model has."""
+    """Raises ExportError for a config without the sizes that every model has: why it cannot be exported, if that is
+    known, as of a family that calls them otherwise."""
     target = without_prediction_layers(whole)
     problems: list[str] = []
     family: Family | None = None
@@ -77,6 +78,19 @@ def target_facts(whole: Checkpoint) -> TargetFacts:
         check_config(family, target)
     except ExportError as error:
         problems.append(str(error))
+    try:
+        facts = _sized(target, family, problems)
+    except ExportError as error:
+        raise ExportError(problems[0] if problems else str(error)) from None
+    facts = replace(facts, notes=(*whole.notes, *facts.notes))
+    if family is not None:
+        problems += _shape_problems(target, facts)
+        facts = replace(facts, notes=(*facts.notes, *_prediction_notes(whole, facts)))
+    return replace(facts, problems=tuple(problems))
+
+
+def _sized(target: Checkpoint, family: Family | None, problems: Sequence[str]) -> TargetFacts:
+    """The facts but for problems and notes of what lies beside the target."""
     nested = target.config.get("text_config")
     config = nested if family is None and isinstance(nested, Mapping) else target.config
     sizes = Checkpoint(target.folder, config, target.tensors)
@@ -88,12 +102,12 @@ def target_facts(whole: Checkpoint) -> TargetFacts:
     head_dim = sizes.integer("head_dim", max(rows // heads, 1))
     readable = None if problems else family
     experts = None if readable is None or readable.experts is None else readable.experts.counts(config)
-    facts = TargetFacts(
+    return TargetFacts(
         name=str(target.folder),
         model_type=str(target.config.get("model_type")),
         family=family,
         problems=(),
-        notes=(*whole.notes, *_notes(readable, config, experts)),
+        notes=tuple(_notes(readable, config, experts)),
         parameters=target.numbers,
         active=target.active(experts),
         stored=_types(target),
@@ -109,10 +123,6 @@ def target_facts(whole: Checkpoint) -> TargetFacts:
         tied=LM_HEAD not in target.tensors,
         experts=experts,
     )
-    if family is not None:
-        problems += _shape_problems(target, facts)
-        facts = replace(facts, notes=(*facts.notes, *_prediction_notes(whole, facts)))
-    return replace(facts, problems=tuple(problems))
 
 
 def head_facts(head: Checkpoint, target: TargetFacts, checkpoint: Checkpoint) -> HeadFacts:
