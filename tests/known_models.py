@@ -105,6 +105,10 @@ TARGETS: dict[str, Config] = {
 }
 
 
+# LM heads that are stored next to the embedding to which config.json ties them.
+COPIES: dict[str, Shapes] = {"Qwen/Qwen3-1.7B": {"lm_head.weight": ("BF16", (151936, 2048))}}
+
+
 def target_tensors(config: Config) -> Shapes:
     """As transformers names them. Of families that cannot be exported the embedding alone is made."""
     config = config.get("text_config", config)

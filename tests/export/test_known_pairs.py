@@ -10,7 +10,7 @@ import pytest
 from eagle_export.inspection.facts import HeadFacts, TargetFacts
 from eagle_export.inspection.report import Report, inspect
 from eagle_export.inspection.tables import _count, _size
-from known_models import HEADS, LAYERS, TARGETS, target_tensors, write
+from known_models import COPIES, HEADS, LAYERS, TARGETS, target_tensors, write
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "inspect.md").read_text(encoding="utf-8")
@@ -24,7 +24,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The headers of all models, in folders named as on the hub."""
     folder = tmp_path_factory.mktemp("known")
     for name, config in TARGETS.items():
-        write(folder / name, config, target_tensors(config) | LAYERS.get(name, {}))
+        write(folder / name, config, target_tensors(config) | COPIES.get(name, {}) | LAYERS.get(name, {}))
     for name, head in HEADS.items():
         write(folder / name, *head)
     return folder

@@ -17,18 +17,19 @@ from torch import Tensor
 from conftest import GOLDEN
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.graphs.pair import open_pair
+from eagle_export.graphs.pair import open_pair, weight_sources
 from eagle_export.inspection.headers import open_headers
+from eagle_export.inspection.report import inspect
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD
 from eagle_export.reading.families.registry import check_config, family_of, read_config
 from eagle_export.reading.families.source import load_source
 from eagle_export.reading.families.target import open_target
-from eagle_export.reading.reconcile import untied_note
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel, RequestError
 from eagle_runtime.base.files import MANIFEST_NAME
-from export_workplace import configure, make_target
+from export_workplace import configure, edit, make_target
 from systems import read_tensors
+from tiny_families import ROWS, save_source
 
 IDS = [5, 7, 200, 33, 7, 5, 90, 41]
 
@@ -60,11 +61,29 @@ def test_tied_by_the_config_and_stored_apart(tmp_path: Path) -> None:
     assert np.abs(scored - expected).max() < 1e-3
 
 
-def test_an_equal_copy_needs_no_note(tmp_path: Path) -> None:
+def test_a_copy_of_a_tied_embedding_is_left_out(tmp_path: Path) -> None:
+    """As Qwen3-0.6B has one. Headers do not show that it is a copy, and inspect says so."""
     target = make_target(tmp_path / "t", lambda tensors: tensors.update({LM_HEAD: tensors[EMBEDDING].clone()}))
+    assert not open_pair(target, None).tied, "its config does not tie it"
     configure(target, tie_word_embeddings=True)
-    assert untied_note(open_target(target)) is None
-    assert not read_config(family_of(open_target(target)), open_target(target)).tie_word_embeddings
+    pair = open_pair(target, None)
+    assert pair.tied and pair.config.tie_word_embeddings and not pair.target.notes
+    assert weight_sources(pair)["target"][LM_HEAD] == weight_sources(pair)["target"][EMBEDDING]
+    source = load_source(target)
+    assert source.lm_head.weight is source.model.embed_tokens.weight
+    facts = inspect(str(target), None).target
+    assert not facts.tied and facts.parameters == pair.target.numbers + 256 * 64
+    assert any("compares their values and stores one if they are equal" in note for note in facts.notes)
+
+
+def test_a_config_ties_as_its_class_does_where_it_says_nothing(tmp_path: Path) -> None:
+    save_source(ROWS["Gemma"], tmp_path)
+    configure(tmp_path, tie_word_embeddings=None)
+    edit(tmp_path, lambda tensors: tensors.update({LM_HEAD: tensors[EMBEDDING].clone()}))
+    assert open_pair(tmp_path, None).tied
+    edit(tmp_path, lambda tensors: tensors[LM_HEAD].mul_(2))
+    pair = open_pair(tmp_path, None)
+    assert not pair.tied and not pair.config.tie_word_embeddings and "differs" in pair.target.notes[0]
 
 
 def test_an_lm_head_that_is_neither_stored_nor_tied(tmp_path: Path) -> None:

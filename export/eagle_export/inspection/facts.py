@@ -107,7 +107,7 @@ def _sized(target: Checkpoint, family: Family | None, problems: Sequence[str]) -
         model_type=str(target.config.get("model_type")),
         family=family,
         problems=(),
-        notes=tuple(_notes(readable, config, experts)),
+        notes=tuple(_notes(target, readable, config, experts)),
         parameters=target.numbers,
         active=target.active(experts),
         stored=_types(target),
@@ -175,8 +175,15 @@ def _context(family: Family, config: Mapping[str, Any]) -> int | None:
     return family.context(SimpleNamespace(**{**config, "rope_parameters": rope}))
 
 
-def _notes(family: Family | None, config: Mapping[str, Any], experts: tuple[int, int] | None) -> list[str]:
+def _notes(
+    target: Checkpoint, family: Family | None, config: Mapping[str, Any], experts: tuple[int, int] | None
+) -> list[str]:
     notes = []
+    if LM_HEAD in target.tensors and config.get("tie_word_embeddings") is True:
+        notes.append(
+            "its config ties the LM head to the embedding, and both are stored: the sizes count both, but an export "
+            "compares their values and stores one if they are equal"
+        )
     if family is not None and config.get("attn_logit_softcapping"):
         notes.append("its attention has bounded scores, which TensorRT cannot run: for backend cpu or cuda alone")
     if experts is not None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from eagle_export.base.errors import ExportError
-from eagle_export.reading.checkpoint import ADAPTER, EMBEDDING, LM_HEAD, Checkpoint, read_json
+from eagle_export.reading.checkpoint import ADAPTER, EMBEDDING, LM_HEAD, Checkpoint
 from eagle_export.reading.stored_tensors import StoredTensor, same_values
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.text.tokenizer import Text
@@ -30,9 +30,10 @@ BACKBONE = "model."  # which AutoModel leaves out
 
 def reconciled(target: Checkpoint) -> Checkpoint:
     """Returns a target's checkpoint whose config and names agree with its tensors, with a note of each decision. No
-    values of tensors are read. Raises ExportError for adapters that are not merged and quantised weights."""
+    values of tensors are read: with_one_table decides about an LM head. Raises ExportError for adapters that are not
+    merged and quantised weights."""
     tensors, notes = _plain_names(target)
-    config = _agreeing(target.config, tensors)
+    config = _agreeing(target.config)
     if (target.folder / ADAPTER).is_file():
         notes.append(
             f"an adapter lies next to the model ({ADAPTER}) and is left out; if it belongs to it, merge it (PEFT: "
@@ -58,19 +59,20 @@ def check_ends(target: Checkpoint, config: Any) -> None:
     target.require(last, (hidden,), stated=True)
 
 
-def untied_note(target: Checkpoint) -> str | None:
-    """Returns that a target's LM head is not its embedding, though its config.json says so; None where it does not, or
-    where both are equal. Reads both tensors."""
-    if target.texts is not None or LM_HEAD not in target.tensors:
-        return None
-    stated = read_json(target.folder / "config.json").get("tie_word_embeddings")
-    embedding, lm_head = target.tensors[EMBEDDING], target.tensors[LM_HEAD]
-    if stated is not True or same_values(embedding, lm_head):
-        return None
-    return (
+def with_one_table(target: Checkpoint, ties: bool) -> Checkpoint:
+    """Returns a target that has an LM head without it where that is a copy of the embedding to which its config ties
+    it (ties); else with a config that ties nothing, and a note if the two differ. Reads both if the config ties."""
+    embedding, lm_head = target.tensors.get(EMBEDDING), target.tensors.get(LM_HEAD)
+    if embedding is None or lm_head is None:
+        return target
+    if ties and same_values(embedding, lm_head):
+        return replace(target, tensors={name: each for name, each in target.tensors.items() if name != LM_HEAD})
+    note = (
         f"{target.folder}: config.json ties the LM head to the embedding, but {LM_HEAD!r} is stored too and differs; "
         "it is used as it is stored, as transformers 5 does"
     )
+    untied = {**target.config, "tie_word_embeddings": False}
+    return replace(target, config=untied, notes=(*target.notes, *([note] if ties else [])))
 
 
 def rowless_note(target: Checkpoint, text: Text, vocab: int) -> str | None:
@@ -122,13 +124,11 @@ def _plain_names(target: Checkpoint) -> tuple[dict[str, StoredTensor], list[str]
     return tensors, notes
 
 
-def _agreeing(stated: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
-    """The config without values that say nothing, or that the tensors contradict."""
+def _agreeing(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """The config without values that say nothing."""
     config = dict(stated)
     if not config.get("quantization_config", True):
         del config["quantization_config"]  # null or {}: nothing is quantised
-    if LM_HEAD in tensors:
-        config["tie_word_embeddings"] = False
     if config.get("rope_theta", True) is None:
         del config["rope_theta"]
     if config.get("sliding_window") in (0, -1):

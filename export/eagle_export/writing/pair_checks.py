@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eagle_export.base.errors import ExportError
 from eagle_export.graphs.pair import HeadPart, Pair, left_out_note
-from eagle_export.reading.reconcile import rowless_note, untied_note
+from eagle_export.reading.reconcile import rowless_note
 from eagle_export.recipes.int8_cache import MOST
 from eagle_export.recipes.plan import routes_experts
 
@@ -39,10 +39,8 @@ def check_settings(pair: Pair, backend: str, cache_precision: str | None, draft_
 
 def notes_on(pair: Pair, backend: str) -> list[str]:
     """Returns warnings: contradictions within the target and how they were decided, what of a pair is left out, or
-    computed in vain. Reads an LM head that the config does not expect."""
+    computed in vain."""
     notes = [*pair.target.notes, *pair.generation.notes]
-    if (untied := untied_note(pair.target)) is not None:
-        notes.append(untied)
     if (rowless := rowless_note(pair.target, pair.text, int(pair.config.vocab_size))) is not None:
         notes.append(rowless)
     if pair.family.experts is not None and not routes_experts(backend):

@@ -4,21 +4,37 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eagle_export.reading.checkpoint import Checkpoint
+from eagle_export.reading.checkpoint import LM_HEAD, Checkpoint
+from eagle_export.reading.families.family import Family
 from eagle_export.reading.families.registry import FAMILIES
 from eagle_export.reading.gguf.checkpoint import open_stored
-from eagle_export.reading.reconcile import reconciled
+from eagle_export.reading.reconcile import reconciled, with_one_table
 
 
 def open_target(path: Path) -> Checkpoint:
-    """Opens a target, and decides what its parts contradict each other in (reconcile.py). Raises ExportError."""
-    return agreeing(open_stored(path))
+    """Opens a target, and decides what its parts contradict each other in (reconcile.py). Of values those of an LM head
+    that the config ties are read. Raises ExportError."""
+    target = agreeing(open_stored(path))
+    family = _family(target)
+    if family is None or LM_HEAD not in target.tensors:
+        return target
+    return with_one_table(target, _ties(family, target))
 
 
 def agreeing(stored: Checkpoint) -> Checkpoint:
     """Returns a target's checkpoint whose config, names and tensors agree with each other and with its family's graph;
     of a family that is not known with each other alone. No values are read. Raises ExportError."""
     target = reconciled(stored)
-    kind = target.config.get("model_type")
-    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    family = _family(target)
     return target if family is None else family.opened(target)
+
+
+def _family(target: Checkpoint) -> Family | None:
+    kind = target.config.get("model_type")
+    return FAMILIES.get(kind) if isinstance(kind, str) else None
+
+
+def _ties(family: Family, target: Checkpoint) -> bool:
+    """Whether a config ties the LM head to the embedding; one that says nothing does as its class."""
+    stated = target.config.get("tie_word_embeddings")
+    return stated is True if stated is not None else bool(family.model_class().config_class().tie_word_embeddings)
