@@ -145,7 +145,7 @@ def test_a_release_of_transformers_that_computes_something_else_is_refused(monke
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "no rotation": ("SmolLM3", {"no_rope_layers": [0] * LAYERS}, {}, "no layer rotates its keys"),
     "an unknown family": ("Llama", {"model_type": "gpt2"}, {}, "model_type is 'gpt2', but only 'llama', 'mistral'"),
-    "images": ("Gemma-3", {"model_type": "gemma3", "text_config": {}}, {}, "'gemma3' reads more than text"),
+    "images": ("Gemma-3", {"model_type": "idefics3", "text_config": {}}, {}, "'idefics3' reads more than text"),
     "quantised": ("Qwen3", {"quantization_config": {"bits": 4}}, {}, "the weights are quantised already"),
     "rope by length": ("Mistral", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, {}, "'dynamic' depends on"),
     "rope by length, Phi-3": ("Phi-4-mini", {"rope_parameters": {"rope_type": "dynamic"}}, {}, "'dynamic' depends on"),

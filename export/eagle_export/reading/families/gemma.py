@@ -2,7 +2,7 @@
 
 From Gemma-2 on there are norms before and after attention and MLP, and some layers have a window. Gemma-2 bounds scores
 and logits by a tanh; Gemma-3 normalises queries and keys, and its layers with a window rotate by a table of their own.
-Checkpoints of Gemma-3 with images (model_type gemma3) nest the text model's config and tensors and are not read.
+Of checkpoints of Gemma-3 with images (model_type gemma3) the language model is read (nested.py).
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from eagle_export.reading.families import (
     smollm3,
 )
 from eagle_export.reading.families.family import Config, Family, Windows
+from eagle_export.reading.families.nested import WHOLES
 
 MODULES = (
     llama, mistral, qwen, phi3, gemma, smollm3, granite, olmo, glm, ernie, hunyuan, exaone, seed, arcee,
@@ -40,8 +41,8 @@ def family_of(target: Checkpoint) -> Family:
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None and "text_config" in target.config:
         raise ExportError(
-            f"{target.folder / 'config.json'}: a model of type {kind!r} reads more than text; save its language model "
-            "alone (AutoModelForCausalLM, save_pretrained) and give that folder"
+            f"{target.folder / 'config.json'}: a model of type {kind!r} reads more than text; give one of texts alone, "
+            f"or one of type {' or '.join(map(repr, WHOLES))}, whose language model is taken"
         )
     if family is None:
         raise ExportError(

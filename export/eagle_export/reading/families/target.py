@@ -6,6 +6,7 @@ from pathlib import Path
 
 from eagle_export.reading.checkpoint import LM_HEAD, Checkpoint
 from eagle_export.reading.families.family import Family
+from eagle_export.reading.families.nested import language_model
 from eagle_export.reading.families.registry import FAMILIES
 from eagle_export.reading.gguf.checkpoint import open_stored
 from eagle_export.reading.reconcile import reconciled, with_one_table
@@ -24,7 +25,7 @@ def open_target(path: Path) -> Checkpoint:
 def agreeing(stored: Checkpoint) -> Checkpoint:
     """Returns a target's checkpoint whose config, names and tensors agree with each other and with its family's graph;
     of a family that is not known with each other alone. No values are read. Raises ExportError."""
-    target = reconciled(stored)
+    target = reconciled(language_model(stored))
     family = _family(target)
     return target if family is None else family.opened(target)
 
