@@ -91,6 +91,15 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     (broken / "README.md").write_text("no weights")
     damaged = shutil.copytree(GOLDEN / "target", tmp_path / "damaged")
     (damaged / "model.safetensors").write_bytes(b"<html>not found</html>" * 10)
+    gguf, adapter, opt = tmp_path / "gguf", tmp_path / "adapter", tmp_path / "opt"
+    for folder, names in {
+        gguf: ("m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-Q8_0.gguf"),
+        adapter: ("adapter_config.json", "adapter_model.safetensors"),
+        opt: ("config.json", "pytorch_model.bin"),
+    }.items():
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text('{"model_type": "opt"}')
     layer = random_layer(read_folder(GOLDEN / "target")[1])
     models = {
         "acme/target": {"main": sharded(tmp_path / "target"), "v1": GOLDEN / "target"},
@@ -98,6 +107,9 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         "acme/pickled": {"main": pickled},
         "acme/broken": {"main": broken},
         "acme/damaged": {"main": damaged},
+        "acme/gguf": {"main": gguf},
+        "acme/adapter": {"main": adapter},
+        "acme/opt": {"main": opt},
         "acme/demo": {"main": DEMO / "target"},
         "acme/gated": {"main": DEMO / "target"},
         "acme/mimo": {"main": mimo(GOLDEN / "target", layer, tmp_path / "mimo")},
@@ -218,6 +230,9 @@ ERRORS = {
     "acme/broken": "acme/broken has no model.safetensors",
     "acme/damaged": "acme/damaged: the header of its weights is damaged",
     "acme/pickled": "acme/pickled has no safetensors file, only pickled weights, which are not downloaded",
+    "acme/gguf": "acme/gguf holds GGUF files; download one (`hf download acme/gguf m-Q8_0.gguf --local-dir .`) and",
+    "acme/adapter": "acme/adapter holds an adapter without its model; merge it into the model (PEFT: merge_and_unload(",
+    "acme/opt": "acme/opt/config.json: model_type is 'opt', but only 'llama'",
 }
 
 

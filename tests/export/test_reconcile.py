@@ -187,6 +187,17 @@ def test_folders_without_a_checkpoint_are_named_by_what_they_hold(tmp_path: Path
         open_target(tmp_path)
 
 
+def test_of_pickled_weights_an_unknown_family_is_said_first(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_text("x")
+    (tmp_path / "config.json").write_text('{"model_type": "opt"}')
+    for refused in (lambda: open_target(tmp_path), lambda: inspect(str(tmp_path), None)):
+        with pytest.raises(ExportError, match="model_type is 'opt', but only"):
+            refused()
+    configure(tmp_path, model_type="llama")
+    with pytest.raises(ExportError, match="pickled weights"):
+        open_target(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["qweight", "weight_scale_inv", "weight.absmax", "scales"])
 def test_quantised_weights_are_named_where_the_config_says_nothing(tmp_path: Path, name: str) -> None:
     extra = {f"model.layers.0.mlp.up_proj.{name}": torch.zeros(2)}

@@ -8,9 +8,8 @@ from pathlib import Path
 from eagle_export.base.destination import check_destination, disk_errors
 from eagle_export.base.errors import ExportError
 from eagle_export.inspection.facts import head_facts, target_facts
-from eagle_export.reading.checkpoint import Checkpoint, pickled_weights, read_json
-from eagle_export.reading.families.target import agreeing
-from eagle_export.reading.gguf.checkpoint import open_stored
+from eagle_export.reading.checkpoint import Checkpoint, open_checkpoint, pickled_weights, read_json
+from eagle_export.reading.families.target import agreeing, stored_target
 from eagle_export.reading.hub import HubModel, download, go_offline, hub_id, look_up
 from eagle_export.reading.hub import open_headers as open_hub_headers
 from eagle_export.reading.pickled import pickled_tensors
@@ -27,10 +26,10 @@ def open_headers(argument: str, *, head: bool = False) -> tuple[Checkpoint, HubM
     return (replace(stored, tensors=unwrapped(stored.tensors)[0]) if head else agreeing(stored)), model
 
 
-def _local_headers(folder: Path, pickled: bool) -> Checkpoint:
-    weights = pickled_weights(folder) if pickled else None
+def _local_headers(folder: Path, head: bool) -> Checkpoint:
+    weights = pickled_weights(folder) if head else None
     if weights is None:
-        return open_stored(folder)
+        return open_checkpoint(folder) if head else stored_target(folder)
     config = read_json(folder / "config.json")
     with weights.open("rb") as file:
         return Checkpoint(folder, config, pickled_tensors(file, weights))

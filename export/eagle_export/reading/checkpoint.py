@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,7 @@ def open_checkpoint(folder: Path, *, pickled: bool = False) -> Checkpoint:
         raise ExportError(
             f"{folder} is not a folder; give a downloaded Hugging Face model folder, or a target's GGUF file"
         )
-    if not (folder / "config.json").is_file() and (other := _other_content(folder)) is not None:
+    if not (folder / "config.json").is_file() and (other := other_content(folder, _files_of(folder))) is not None:
         raise ExportError(other)
     config = read_json(folder / "config.json")
     if pickled and (file := pickled_weights(folder)) is not None:
@@ -140,22 +140,29 @@ def open_checkpoint(folder: Path, *, pickled: bool = False) -> Checkpoint:
     return Checkpoint(folder, config, _index_tensors(folder))
 
 
-def _other_content(folder: Path) -> str | None:
-    """What a folder that is no checkpoint holds instead, in a sentence for an error; None if nothing that is known."""
-    if (folder / ADAPTER).is_file():
+def other_content(where: object, files: Collection[str]) -> str | None:
+    """What a folder or a model of the hub that is no checkpoint holds instead, in a sentence for an error; None if
+    nothing that is known. files: paths within it."""
+    if ADAPTER in files:
         return (
-            f"{folder} holds an adapter without its model; merge it into the model (PEFT: merge_and_unload(), then "
+            f"{where} holds an adapter without its model; merge it into the model (PEFT: merge_and_unload(), then "
             "save_pretrained) and export that"
         )
-    if files := sorted(folder.glob("*.gguf")):
-        return f"{folder} holds GGUF files; give the file itself, such as {files[0]}"
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pth")):
-        return f"{folder} holds pickled weights (*.bin, *.pth), which are not read; save the model as safetensors first"
-    if (folder / MANIFEST_NAME).is_file():
-        return f"{folder} is a finished bundle; eagle-run and the other commands take it as it is"
-    if any(folder.glob("*.onnx")) or any(folder.glob("*/*.onnx")):  # a hub repository has them in onnx/
-        return f"{folder} holds ONNX graphs of another program; give the model that they were made from"
+    top = sorted(each for each in files if "/" not in each)
+    if gguf := [each for each in top if each.endswith(".gguf")]:
+        return f"{where} holds GGUF files; give the file itself, such as {Path(str(where)) / gguf[0]}"
+    if any(each.endswith((".bin", ".pth")) for each in top):
+        return f"{where} holds pickled weights (*.bin, *.pth), which are not read; save the model as safetensors first"
+    if MANIFEST_NAME in files:
+        return f"{where} is a finished bundle; eagle-run and the other commands take it as it is"
+    if any(each.endswith(".onnx") for each in files):  # a hub repository has them in onnx/
+        return f"{where} holds ONNX graphs of another program; give the model that they were made from"
     return None
+
+
+def _files_of(folder: Path) -> list[str]:
+    """The files of a folder and of those in it."""
+    return [each.relative_to(folder).as_posix() for each in (*folder.glob("*"), *folder.glob("*/*"))]
 
 
 def pickled_weights(folder: Path) -> Path | None:
@@ -186,7 +193,7 @@ def _index_tensors(folder: Path) -> dict[str, StoredTensor]:
         files = heads[:1]
     else:
         missing = f"{single} is missing; give a complete Hugging Face model folder"
-        raise ExportError(_other_content(folder) or missing)
+        raise ExportError(other_content(folder, _files_of(folder)) or missing)
     tensors = {}
     for file in files:
         if file.parent != folder:

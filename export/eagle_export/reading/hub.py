@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import (
+    ADAPTER,
     HEAD_FILES,
     INDEX,
     MASK_FILE,
@@ -27,8 +28,10 @@ from eagle_export.reading.checkpoint import (
     TEXT_FILES,
     Checkpoint,
     open_checkpoint,
+    other_content,
     read_json,
 )
+from eagle_export.reading.families.target import known_family
 from eagle_export.reading.stored_tensors import StoredTensor
 from eagle_runtime.base.errors import first_line
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 ID = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
+GGUF, PICKLED_ENDINGS = ".gguf", (".bin", ".pt", ".pth")
 QUIET = ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_UPDATE_CHECK")
 
 
@@ -84,7 +88,8 @@ def look_up(name: HubId, *, pickled: bool = False) -> HubModel:
         files = {each.rfilename: each.size or 0 for each in info.siblings or ()}
         commit = str(info.sha)
     if "config.json" not in files:
-        raise ExportError(f"{name}: config.json is missing; give a model in the format of transformers")
+        other = None if pickled else _other_content(name, files)
+        raise ExportError(other or f"{name}: config.json is missing; give a model in the format of transformers")
     return HubModel(name, commit, files, _weights(api, name, commit, files, pickled))
 
 
@@ -194,12 +199,32 @@ def _weights(api: HfApi, name: HubId, commit: str, files: Mapping[str, int], pic
         return wanted
     if known := [each for each in (*HEAD_FILES, *(PICKLED_FILES if pickled else ())) if each in files]:
         return (known[0],)
-    if any(each.endswith((".bin", ".pt", ".pth")) for each in files):
+    if not pickled:
+        if (other := _other_content(name, files)) is not None:
+            raise ExportError(other)
+        known_family(Path(str(name)), _small_file(api, name, commit, "config.json"))  # else no file would help
+    if any(each.endswith(PICKLED_ENDINGS) for each in files):
         raise ExportError(
             f"{name} has no safetensors file, only pickled weights, which are not downloaded; give a model or a "
             "revision with safetensors"
         )
     raise ExportError(f"{name} has no {SINGLE}; give a model in the format of transformers")
+
+
+def _other_content(name: HubId, files: Mapping[str, int]) -> str | None:
+    """What a model without config.json or safetensors file holds instead, in a sentence for an error; None if nothing
+    that is known, or pickled weights."""
+    if ADAPTER not in files and any(each.endswith(GGUF) for each in files):
+        # Neither projectors of images nor the parts of a file.
+        whole = [each for each in files if each.endswith(GGUF) and not re.search(r"mmproj|-of-\d+\.gguf$", each)]
+        good = [each for each in whole if "q8_0" in each.lower()] or whole
+        file = max(good, key=files.__getitem__, default="FILE")
+        return (
+            f"{name} holds GGUF files; download one (`hf download {name.name} {file} --local-dir .`) and give "
+            f"{file} in place of the id"
+        )
+    beside = any(each.endswith(PICKLED_ENDINGS) for each in files)  # weights, which graphs next to them are made of
+    return other_content(name, [each for each in files if each == ADAPTER or not beside])
 
 
 def _small_file(api: HfApi, name: HubId, commit: str, file: str) -> Path:
