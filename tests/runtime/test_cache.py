@@ -219,6 +219,23 @@ def test_a_head_major_cache_shrinks_when_it_is_emptied() -> None:
     assert (cache.length, cache.columns) == (0, STEP)
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_an_interrupt_while_rows_move_leaves_none(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of them would be of another place, and a text that goes on would read them."""
+    cache = HeadMajorCache(LAYERS, 20 * STEP, HEADS, WIDTH, PIECES, native=native)
+    cache.pretend(STEP)
+    show = cache._show
+
+    def interrupted(columns: int) -> None:
+        show(columns)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cache, "_show", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cache._lay_out(15 * STEP)
+    assert cache.length == 0
+
+
 def test_a_layout_stays_where_columns_that_are_not_committed_are_not_read() -> None:
     """Sessions bind it anew for every number of rows where it changes."""
     cache = HeadMajorCache(LAYERS, 20 * STEP, HEADS, WIDTH, PIECES, native=True)

@@ -403,15 +403,18 @@ class HeadMajorCache(Cache):
         self._move(columns)
 
     def _move(self, columns: int) -> None:
-        """Make the arrays views of their storage for so many columns, with the rows that they have."""
-        before = self.arrays
+        """Make the arrays views of their storage for so many columns, with the rows that they have. An interrupt leaves
+        none."""
+        before, length = self.arrays, self.length
+        self.length = 0
         self._show(columns)
         for old, new, (heads, pieces, _) in zip(before, self.arrays, self._shapes, strict=True):
             for head in reversed(range(heads)):  # the last one moves first, so that nothing is overwritten
                 for piece in reversed(range(pieces)):
-                    new[:, head, piece, : self.length] = old[:, head, piece, : self.length]
+                    new[:, head, piece, :length] = old[:, head, piece, :length]
                     if not self.in_place:
-                        new[:, head, piece, self.length :] = 0
+                        new[:, head, piece, length:] = 0
+        self.length = length
 
 
 class NoRows(Cache):
