@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from eagle_runtime.machine import host
 from eagle_runtime.machine.container import memory_left, memory_limit, processors, swap_limit
 
 MB = 1 << 20
@@ -79,3 +81,31 @@ def test_no_limit(tmp_path: Path) -> None:
         assert (memory_limit(*place), memory_left(*place), processors(*place)) == (None, None, None)
     nowhere = tmp_path / "x", tmp_path / "y"
     assert (memory_limit(*nowhere), swap_limit(*nowhere), processors(*nowhere)) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("runs_on", "quota", "threads"),
+    [
+        ({0, 1, 2, 3, 4, 5, 6, 7}, None, None),
+        ({0, 1, 2, 3, 4, 5, 6, 7}, 9.0, None),
+        ({0, 1, 2, 3, 4, 5, 6, 7}, 2.5, 2),
+        ({0, 1, 2, 3, 4, 5, 6, 7}, 0.5, 1),
+        ({0, 1, 2, 3, 4, 5, 6, 7}, 6.0, 4),
+        ({0, 1}, 2.0, 1),
+        ({0, 2, 3}, None, 2),
+        ({6}, None, 1),
+    ],
+)
+def test_threads_are_of_the_cores_that_a_process_may_use(
+    runs_on: set[int], quota: float | None, threads: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine of four cores with two logical processors each; None leaves the number to the engine."""
+    for number in range(8):
+        folder = tmp_path / f"cpu{number}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{number // 2 * 2}-{number // 2 * 2 + 1}\n")
+    monkeypatch.setattr(host, "CPUS", tmp_path)
+    monkeypatch.setattr(host, "processors", lambda: quota)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: runs_on, raising=False)
+    assert host.threads_allowed() == threads

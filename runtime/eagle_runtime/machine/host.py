@@ -14,6 +14,7 @@ from pathlib import Path
 
 from eagle_runtime.machine.container import memory_left, memory_limit, processors, swap_limit
 
+CPUS = Path("/sys/devices/system/cpu")  # Linux: a folder for each logical processor
 CPUINFO = Path("/proc/cpuinfo")  # Linux: a block of "key : value" lines for each core
 NAMES = ("model name", "Hardware", "CPU part")  # the last stands alone on most ARM machines
 FEATURES = ("flags", "Features")  # on x86 and on ARM
@@ -91,17 +92,30 @@ def _physical_memory() -> int | None:
 
 
 def threads_allowed() -> int | None:
-    """Returns the most threads that a container's quota of processor time pays for, 1 at least; None without a quota,
-    or where this process has no more cores than that."""
-    quota = processors()
-    if quota is None:
+    """Returns the most threads that a process should have which may not use the whole machine, 1 at least: one for each
+    core that it may run on, and no more than a container's quota of processor time pays for. None where it may."""
+    quota, machine = processors(), os.cpu_count() or 1
+    if cores() >= machine and (quota is None or quota >= machine):
         return None
-    return max(1, int(quota)) if quota < cores() else None
+    return max(1, int(min(quota or machine, _physical_cores())))
 
 
 def cores() -> int:
     """Returns how many logical processors this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _physical_cores() -> int:
+    """Of those; logical ones where Linux does not say which are of one core."""
+    if not hasattr(os, "sched_getaffinity"):
+        return cores()
+    siblings = set()
+    for number in os.sched_getaffinity(0):
+        try:
+            siblings.add((CPUS / f"cpu{number}/topology/thread_siblings_list").read_text(encoding="ascii"))
+        except OSError:
+            siblings.add(str(number))
+    return len(siblings)
 
 
 def _least(*sizes: int | None) -> int | None:
