@@ -8,17 +8,18 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from conftest import needs_operators
-from eagle_runtime import ClosedError, ContextError, EagleModel, RequestError
+from eagle_runtime import ClosedError, ContextError, EagleError, EagleModel, RequestError
 from eagle_runtime.app.batch import Beginnings
 from eagle_runtime.base.tree import Tree
 from eagle_runtime.core.head import Proposal, run_head_passes
-from eagle_runtime.core.rounds import Timed
+from eagle_runtime.core.rounds import Rounds, Timed, Wish
 from eagle_runtime.core.session import Session
 from eagle_runtime.drafting.cost_learning import unknown
 from eagle_runtime.drafting.cost_model import (
@@ -180,6 +181,21 @@ def test_an_error_of_one_ends_the_others(model: EagleModel) -> None:
         for _ in batch:
             pass
     assert model.memory().conversations == 0
+
+
+def test_an_interrupt_in_the_step_of_another_text_is_an_error_of_that_text() -> None:
+    """Which would else end without one, as if its context were full."""
+    rounds = Rounds(lambda step: step(), cast(Any, SimpleNamespace(most_texts=2, joins=True)))
+
+    def interrupted() -> list[Any]:
+        raise KeyboardInterrupt
+
+    other = Wish(rounds.enter(), interrupted)
+    rounds._waiting.append(other)
+    with pytest.raises(KeyboardInterrupt):
+        rounds.serve([Wish(rounds.enter(), lambda: ["item"])])
+    with pytest.raises(EagleError, match="interrupted; ask again"):
+        other.taken()
 
 
 def test_a_batch_may_be_left(model: EagleModel) -> None:

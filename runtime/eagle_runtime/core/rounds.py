@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from eagle_runtime.base.errors import EagleError
 from eagle_runtime.core.head import HeadPass, run_head_passes
 from eagle_runtime.core.session import Session
 from eagle_runtime.core.target import Verification, verify_together
@@ -52,8 +53,11 @@ class Wish:
         try:
             items = self._advance()
         except Exception as error:
-            self.error, self.done = error, True
+            self.fail(error)
             return
+        except BaseException:  # of the thread that leads, whose own generation this need not be
+            self.fail(EagleError("the thread that decoded this answer beside its own was interrupted; ask again"))
+            raise
         self.wanted = items[0] if items and isinstance(items[0], Verification | HeadPass) else None
         if self.wanted is None:
             self.items, self.done = items, True
