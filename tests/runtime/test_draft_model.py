@@ -22,6 +22,7 @@ from eagle_runtime.drafting.head import NEVER, Scratch
 from eagle_runtime.drafting.method import Loaded
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter
 from fakes import FakeTarget, Table, history_of
+from insides import bundle_in, turns_of
 
 VOCAB = 9
 LANGUAGE = Table(VOCAB, seed=5, spread=2.0)
@@ -207,6 +208,9 @@ def test_constraints_hold(
         {"type": "array", "items": {"enum": ["ab", "cd"]}, "minItems": 2, "maxItems": 4}
     )
     with EagleModel.load(bundle, draft_bundle=bundle, threads=1, context=256) as model:
+        turns_of(model).engines.rounds.others = 3  # the costs of a draft know who shares a pass, as the model's do
+        assert [one.costs.others for one in (bundle_in(model), *bundle_in(model).drafts)] == [3, 3]
+        turns_of(model).engines.rounds.others = 0
         settings: dict[str, Any] = {"constraint": constraint, "temperature": temperature, "seed": 3}
         vanilla = model.generate(prompts[0], method="vanilla", **settings)
         for tree in TREES:

@@ -37,7 +37,8 @@ class Turns:
         self.engines.add_user(self)
         self._state = bundle.state()
         rounds = self.engines.rounds
-        bundle.costs.share(lambda rounds=rounds: rounds.others, rounds.timed)  # type: ignore[misc]
+        for one in (bundle, *bundle.drafts):
+            one.costs.share(lambda rounds=rounds: rounds.others, rounds.timed)  # type: ignore[misc]
         self._scheduler = Scheduler(self.engines)
         own = self._new_state if bundle.on_cpu else None
         self.slots = Slots(self.engines, own, (self._state, self._scheduler), bundle.kv_budget)
