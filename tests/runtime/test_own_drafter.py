@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from eagle_runtime import Drafter, EagleModel, RequestError, SamplingParams, Tree
-from eagle_runtime.base.tree import Float
+from eagle_runtime.base.tree import MAX_NODES, Float
 from eagle_runtime.core.accept import Step
 
 SAMPLING: list[dict[str, Any]] = [
@@ -50,6 +50,19 @@ def test_the_output_is_that_of_decoding_without_drafts(
             result = model.generate(prompt, drafter=drafter, max_new_tokens=24, ignore_eos=True, **settings)
             assert result.token_ids == vanilla.token_ids
             assert result.usage.method == "drafter" and result.usage.tau > 3
+
+
+def test_a_tree_is_never_asked_to_be_larger_than_trees_are(model_of: Callable[..., EagleModel]) -> None:
+    asked: list[int] = []
+
+    class Noting(Replay):
+        def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
+            asked.append(max_nodes)
+            return super().grow(tokens, max_nodes)
+
+    model = model_of("eagle1")
+    model.generate([5, 6, 7], drafter=Noting([]), max_new_tokens=3, ignore_eos=True)
+    assert asked and max(asked) == min(MAX_NODES, model.context - 4)
 
 
 class Studious(Replay):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from eagle_runtime.base.tree import Float, Tree, root_only
+from eagle_runtime.base.tree import MAX_NODES, Float, Tree, root_only
 from eagle_runtime.core.accept import Step, accept
 from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.drafter import Drafter
@@ -77,7 +77,8 @@ def asking(
     yield Cycle(root_only(prompt[-1]), first, 0.0, seconds, clock() - read)
     while target.cache.room > 0:
         started = clock()
-        room = target.cache.room  # a tree never needs more rows than are left: it shrinks, in the end to its root
+        # A tree never needs more rows than are left: it shrinks, in the end to its root.
+        room = min(target.cache.room, MAX_NODES)
         if room > 1 and (reading := drafter.reading(tokens)) is not None:
             yield reading
         tree = drafter.grow(tokens, room) if room > 1 else root_only(tokens[-1])
