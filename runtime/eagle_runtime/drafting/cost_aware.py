@@ -170,7 +170,8 @@ class CostAwareDrafter(Drafter):
         """The longest n-gram match's continuation of at most `most` tokens, if there is one."""
         most = min(most, MAX_MATCHED)
         matched, length = longest_match(self._index, self._predicted, tokens, most)
-        hits = NOTHING if self._datastore is None else self._datastore.continuations(tokens, most, MAX_MATCHED)
+        store = self._datastore
+        hits = NOTHING if store is None else store.continuations(tokens, most, MAX_MATCHED, beyond=length)
         if hits.length > length:
             path = hits.main_path()
             tokens_of_path = hits.tokens[path].tolist()

@@ -87,10 +87,11 @@ class Datastore:
         count = min(PLACES, high - low)
         return self._order[low + np.arange(count) * (high - low) // count].astype(np.int64), length
 
-    def continuations(self, context: Sequence[int], nodes: int, depth: int) -> Continuations:
-        """Returns the most frequent `nodes` continuations, at most `depth` tokens deep."""
+    def continuations(self, context: Sequence[int], nodes: int, depth: int, beyond: int = 0) -> Continuations:
+        """Returns the most frequent `nodes` continuations, at most `depth` tokens deep, if more than `beyond` of the
+        context's last tokens match."""
         places, length = self.places(context)
-        if len(places) == 0 or nodes < 1 or depth < 1:
+        if length <= beyond or nodes < 1 or depth < 1:
             return NOTHING
         steps = places[:, None] - 1 - np.arange(depth)
         following = np.where(steps >= 0, self._text[np.maximum(steps, 0)], MARK).astype(np.int64)
@@ -105,12 +106,12 @@ class Datastore:
             if len(above) == 0:
                 break
             pairs, node_of, count = np.unique(
-                np.stack([above, following[:, column]]), axis=1, return_inverse=True, return_counts=True
+                (above + 1 << 32) + following[:, column], return_inverse=True, return_counts=True
             )
-            tokens.append(pairs[1])
-            parents.append(pairs[0])
+            tokens.append(pairs & 0xFFFFFFFF)
+            parents.append((pairs >> 32) - 1)
             counts.append(count.astype(np.int64))
-            above = size + node_of.ravel()
+            above = size + node_of
             size += len(count)
         return NOTHING if size == 0 else _most_frequent(tokens, parents, counts, nodes, len(places), length)
 

@@ -42,8 +42,9 @@ class LookupDrafter(Drafter):
         """As in Drafter."""
         most, depth = min(self._nodes, max_nodes) - 1, self._num_drafted
         following, length = longest_match(self._index, self._predicted, tokens, min(depth, most))
-        hits = NOTHING if self._datastore is None else self._datastore.continuations(tokens, most, depth)
-        if hits.length and hits.length >= length:
+        store, beyond = self._datastore, max(0, length - 1)
+        hits = NOTHING if store is None else store.continuations(tokens, most, depth, beyond)
+        if hits.length:
             scores = np.log(hits.counts / hits.places).astype(np.float32)
             return rerank(tokens[-1], hits.tokens, hits.parents, scores, most + 1)
         return chain_of(tokens[-1], following) if following else root_only(tokens[-1])

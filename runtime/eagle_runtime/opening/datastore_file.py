@@ -62,7 +62,7 @@ def _texts(path: Path) -> Iterator[str]:
     if path.suffix != ".jsonl":
         yield content
         return
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(content.split("\n"), 1):
         if line.strip():
             try:
                 yield from _documents(json.loads(line))
