@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from eagle_runtime.machine import mapped_files
 from eagle_runtime.machine.mapped_files import let_go, unchanged
 
 PAGES = 8
@@ -33,3 +34,13 @@ def test_pages_come_back_and_changed_ones_stay(tmp_path: Path) -> None:
         read[3] = 77
         assert let_go([tmp_path / "weights"]) == 0 and read[3] == 77
         assert [name for *_, name in unchanged() if name.startswith(str(tmp_path))] == [str(tmp_path / "other")]
+
+
+def test_changed_pages_that_were_swapped_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "".join(
+        f"{number}000-{number}fff rw-p 00000000 fe:00 7   /w{number}\nAnonymous: {own} kB\nSwap: {swapped} kB\n"
+        for number, (own, swapped) in enumerate([(0, 0), (0, 8), (4, 0), (4, 8)], 1)
+    )
+    (tmp_path / "smaps").write_text(said)
+    monkeypatch.setattr(mapped_files, "SMAPS", tmp_path / "smaps")
+    assert unchanged() == [(0x1000, 0x1FFF, "/w1")]

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+SMAPS = Path("/proc/self/smaps")
 DONTNEED = 4  # MADV_DONTNEED in Linux' mman-common.h
 HEADER = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \S+ *(.*)")
 
@@ -36,14 +37,16 @@ def unchanged() -> list[tuple[int, int, str]]:
     """Returns the addresses (begin, end) and the files of mappings that hold no page of the process's own: a page of a
     private mapping that was written is one, and would be lost."""
     try:
-        text = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="surrogateescape")
+        text = SMAPS.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return []
     found: list[tuple[int, int, str]] = []
-    span = (0, 0, "")
-    for line in text.splitlines():
+    own = False  # whether the last one is of the mapping that is read about
+    for line in text.split("\n"):
         if (header := HEADER.fullmatch(line)) is not None:
-            span = int(header[1], 16), int(header[2], 16), header[3]
-        elif line.startswith("Anonymous:") and line.split()[1] == "0" and span[2].startswith("/"):
-            found.append(span)
+            if own := header[3].startswith("/"):
+                found.append((int(header[1], 16), int(header[2], 16), header[3]))
+        elif own and line.startswith(("Anonymous:", "Swap:")) and line.split()[1] != "0":
+            found.pop()
+            own = False
     return found
