@@ -9,7 +9,7 @@ from eagle_export.base.destination import check_destination, disk_errors
 from eagle_export.base.errors import ExportError
 from eagle_export.inspection.facts import head_facts, target_facts
 from eagle_export.reading.checkpoint import Checkpoint, open_checkpoint, pickled_weights, read_json
-from eagle_export.reading.families.target import agreeing, stored_target
+from eagle_export.reading.families.target import agreeing, known_family, stored_target
 from eagle_export.reading.hub import HubModel, download, go_offline, hub_id, look_up
 from eagle_export.reading.hub import open_headers as open_hub_headers
 from eagle_export.reading.pickled import pickled_tensors
@@ -21,7 +21,7 @@ def open_headers(argument: str, *, head: bool = False) -> tuple[Checkpoint, HubM
     argument: a folder, a GGUF file, or the id of a model on the hub. head: whether it is a head's, whose weights may be
     pickled, or a target's. Raises ExportError."""
     name = hub_id(argument)
-    model = None if name is None else look_up(name, pickled=head)
+    model = None if name is None else look_up(name, pickled=head, known=None if head else known_family)
     stored = _local_headers(Path(argument), head) if model is None else open_hub_headers(model)
     return (replace(stored, tensors=unwrapped(stored.tensors)[0]) if head else agreeing(stored)), model
 

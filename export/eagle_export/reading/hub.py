@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +31,6 @@ from eagle_export.reading.checkpoint import (
     other_content,
     read_json,
 )
-from eagle_export.reading.families.target import known_family
 from eagle_export.reading.stored_tensors import StoredTensor
 from eagle_runtime.base.errors import first_line
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
 ID = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
 GGUF, PICKLED_ENDINGS = ".gguf", (".bin", ".pt", ".pth")
+Known = Callable[[Path, Path], None]  # called with a name for errors and the path of a config.json
 QUIET = ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_UPDATE_CHECK")
 
 
@@ -75,14 +75,16 @@ def hub_id(argument: str) -> HubId | None:
     return HubId(match["name"], match["revision"])
 
 
-def look_up(name: HubId, *, pickled: bool = False) -> HubModel:
+def look_up(name: HubId, *, pickled: bool = False, known: Known | None = None) -> HubModel:
     """Asks the hub for a model's commit and files; with HF_HUB_OFFLINE, takes what is in huggingface_hub's cache.
-    pickled: whether pickled weights are taken where there is no safetensors file. Raises ExportError."""
+    pickled: whether pickled weights are taken where there is no safetensors file. known: raises ExportError for a
+    config.json whose model could not be read in any file; called where there is no safetensors file. Raises
+    ExportError."""
     api = _api()
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return _cached(api, name, pickled)
+        return _cached(api, name, pickled, known)
     with _errors(name):
         info = api.model_info(name.name, revision=name.revision, files_metadata=True)
         files = {each.rfilename: each.size or 0 for each in info.siblings or ()}
@@ -90,10 +92,10 @@ def look_up(name: HubId, *, pickled: bool = False) -> HubModel:
     if "config.json" not in files:
         other = None if pickled else _other_content(name, files)
         raise ExportError(other or f"{name}: config.json is missing; give a model in the format of transformers")
-    return HubModel(name, commit, files, _weights(api, name, commit, files, pickled))
+    return HubModel(name, commit, files, _weights(api, name, commit, files, pickled, known))
 
 
-def _cached(api: HfApi, name: HubId, pickled: bool) -> HubModel:
+def _cached(api: HfApi, name: HubId, pickled: bool, known: Known | None) -> HubModel:
     with _errors(name):
         patterns = [
             "config.json",
@@ -109,7 +111,7 @@ def _cached(api: HfApi, name: HubId, pickled: bool) -> HubModel:
         raise ExportError(
             f"{name}: only a part of the model is in the cache, and HF_HUB_OFFLINE forbids asking the hub for the rest"
         )
-    return HubModel(name, folder.name, files, _weights(api, name, folder.name, files, pickled), folder)
+    return HubModel(name, folder.name, files, _weights(api, name, folder.name, files, pickled, known), folder)
 
 
 def open_headers(model: HubModel) -> Checkpoint:
@@ -185,7 +187,9 @@ def _api() -> HfApi:
     return HfApi()
 
 
-def _weights(api: HfApi, name: HubId, commit: str, files: Mapping[str, int], pickled: bool) -> tuple[str, ...]:
+def _weights(
+    api: HfApi, name: HubId, commit: str, files: Mapping[str, int], pickled: bool, known: Known | None
+) -> tuple[str, ...]:
     """The files with the tensors."""
     if SINGLE in files:
         return (SINGLE,)
@@ -197,12 +201,13 @@ def _weights(api: HfApi, name: HubId, commit: str, files: Mapping[str, int], pic
         if lost := [each for each in wanted if each not in files]:
             raise ExportError(f"{name}: {lost[0]} is missing, which its index names; the model is incomplete")
         return wanted
-    if known := [each for each in (*HEAD_FILES, *(PICKLED_FILES if pickled else ())) if each in files]:
-        return (known[0],)
+    if single := [each for each in (*HEAD_FILES, *(PICKLED_FILES if pickled else ())) if each in files]:
+        return (single[0],)
     if not pickled:
         if (other := _other_content(name, files)) is not None:
             raise ExportError(other)
-        known_family(Path(str(name)), _small_file(api, name, commit, "config.json"))  # else no file would help
+        if known is not None:  # else no file would help
+            known(Path(str(name)), _small_file(api, name, commit, "config.json"))
     if any(each.endswith(PICKLED_ENDINGS) for each in files):
         raise ExportError(
             f"{name} has no safetensors file, only pickled weights, which are not downloaded; give a model or a "
