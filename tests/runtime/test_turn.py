@@ -211,12 +211,6 @@ def test_a_task_is_cancelled_though_the_model_is_closed(
     asyncio.run(left())
 
 
-@pytest.mark.parametrize("name", ["max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos"])
-def test_none_is_not_given(name: str, model: EagleModel, prompts: list[list[int]]) -> None:
-    asked: Any = {"max_new_tokens": 4, name: None}
-    assert not model.stream(prompts[0], **asked).done
-
-
 def test_long_prompts_report_how_far_they_are_read(model: EagleModel, prompts: list[list[int]]) -> None:
     text = [token for prompt in prompts for token in prompt][:190]
     chunk = bundle_in(model).target.chunk  # 64 of portable graphs

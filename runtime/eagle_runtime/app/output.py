@@ -46,16 +46,15 @@ class End:
 def end_of(settings: Settings, room: int, eos_token_ids: Iterable[int], text: Text) -> End:
     """Returns what ends an answer. room: tokens that the context holds of it; eos_token_ids: the model's. Raises
     RequestError."""
-    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
-    limit = checked_int("max_new_tokens", given.get("max_new_tokens", MOST_NEW_TOKENS), 1)
-    least = checked_int("min_new_tokens", given.get("min_new_tokens", 0), 0, limit)
-    strings, special = _stop_strings(given.get("stop", ()), text)
-    eos = frozenset(() if given.get("ignore_eos") else eos_token_ids)
-    stop_ids = frozenset({*checked_ids("stop_token_ids", given.get("stop_token_ids", ())), *special})
+    limit = checked_int("max_new_tokens", settings.get("max_new_tokens", MOST_NEW_TOKENS), 1)
+    least = checked_int("min_new_tokens", settings.get("min_new_tokens", 0), 0, limit)
+    strings, special = _stop_strings(settings.get("stop", ()), text)
+    eos = frozenset(() if settings.get("ignore_eos") else eos_token_ids)
+    stop_ids = frozenset({*checked_ids("stop_token_ids", settings.get("stop_token_ids", ())), *special})
     return End(min(limit, room), "max_new_tokens" if limit <= room else "context_full", eos, stop_ids, strings, least)
 
 
-def _stop_strings(stop: Any, text: Text) -> tuple[tuple[str, ...], list[int]]:
+def _stop_strings(stop: str | Sequence[str], text: Text) -> tuple[tuple[str, ...], list[int]]:
     """Returns the stop strings, and the ids of those that are special tokens, which no text shows. Raises
     RequestError."""
     given = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, Sequence) else None

@@ -15,7 +15,7 @@ from eagle_runtime.text.answer_form import AnswerForm
 
 class Settings(TypedDict, total=False):
     """The keywords of `EagleModel.generate` and `stream`, and of a conversation's turns. `EagleModel.stream` says what
-    each means. None counts as not given."""
+    each means. None counts as not given, where it may be given."""
 
     max_new_tokens: int
     min_new_tokens: int
