@@ -112,7 +112,7 @@ def _entries(tensors: dict[str, npt.NDArray[Any]], vocab_size: int) -> list[Entr
         and (sizes <= SUCCESSORS).all()
         and (contexts[:, -1:] >= 0).all()
         and (contexts >= NO_TOKEN).all()
-        and (np.diff(contexts >= 0, axis=1) >= 0).all()
+        and ((contexts[:, 1:] >= 0) >= (contexts[:, :-1] >= 0)).all()
         and (contexts < vocab_size).all()
         and (ids >= 0).all()
         and (ids < vocab_size).all()
