@@ -311,8 +311,9 @@ def test_every_precision_has_limits_and_ways_out_that_exist() -> None:
                 )
 
 
-def test_a_nearest_rounding_is_told_to_record_first() -> None:
-    required = Order.of(Settings(precision="int4", record=False), False).required
+@pytest.mark.parametrize("precision", ["int4", "int8"])
+def test_a_nearest_rounding_is_told_to_record_first(precision: str) -> None:
+    required = Order.of(Settings(precision=precision, record=False), False).required
     first, *others = what_to_try(required)
     assert first.as_options == "let inputs be recorded (without --no-recording, in Python record=False)"
     assert not any("eagle-calib" in way.verb for way in others)

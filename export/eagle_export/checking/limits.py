@@ -138,9 +138,8 @@ def what_to_try(required: RequiredFidelity, worst: Sequence[LayerError] = (), *,
     recipes, precision = RECIPES[required.backend], required.precision
     wider = [name for name in WIDER.get(precision, ()) if name in recipes]
     wider = [name for name in wider if required.calibrated or not recipes[name].calibrated]
-    optional = precision in CALIBRATION_OPTIONAL and not required.calibrated
     ways = []
-    if optional and not required.recorded:
+    if recipes[precision].self_calibrated and not (required.recorded or required.calibrated):
         ways.append(Advice("let inputs be recorded (without --no-recording, in Python record=False)"))
     if worst and precision not in ("fp32", "fp16"):
         # The worst layer alone if keeping it may be enough, else all that are named.
@@ -148,7 +147,7 @@ def what_to_try(required: RequiredFidelity, worst: Sequence[LayerError] = (), *,
         ways.append(Advice("try", {"keep": [each.layer.name for each in enough]}))
     if wider:
         ways.append(Advice("try", {"precision": wider[0]}))
-    if optional and required.recorded:
+    if precision in CALIBRATION_OPTIONAL and required.recorded and not required.calibrated:
         ways.append(Advice("give the folder that eagle-calib wrote as calibration"))
     if precision == "fp32":
         ways.append(Advice("report this as a bug, since fp32 rounds nothing away"))
