@@ -36,6 +36,7 @@ FORMAT = 1  # of the file; another one is refused
 TEXT_BYTES = 1 << 26  # of a file besides rows: the text of a context of 128 thousand tokens has half a million
 NOTES_BYTES = 1 << 16  # of an application's own strings: a title, settings, a summary
 NO_DIGEST = "0" * 64
+NO_FILE = (OSError, ValueError)  # the latter for a name that no file can have
 ADVICE = "take another file, or begin a new conversation"
 
 
@@ -113,6 +114,10 @@ def pack(saved: Saved, ids: tuple[int, ...], rows: Snapshot | None) -> bytes:
     return content.replace(NO_DIGEST.encode(), digest, 1)
 
 
+def _why(error: Exception) -> object:
+    return getattr(error, "strerror", None) or error
+
+
 def write(path: Path, content: bytes) -> None:
     """Replace a file, or the one that a link names, by a new one (write_private). Raises ConversationFileError."""
     place = Path(os.path.realpath(path)) if path.is_symlink() else path
@@ -120,9 +125,8 @@ def write(path: Path, content: bytes) -> None:
         raise ConversationFileError(f"{path} is not a regular file; choose another place")
     try:
         write_private(place, content)
-    except (OSError, ValueError) as error:  # the latter for a name that no file can have
-        why = getattr(error, "strerror", None) or error
-        raise ConversationFileError(f"{path} cannot be written ({why}); choose another place") from None
+    except NO_FILE as error:
+        raise ConversationFileError(f"{path} cannot be written ({_why(error)}); choose another place") from None
 
 
 def read(path: Path, largest: int) -> tuple[Saved, tuple[int, ...], Snapshot | None]:
@@ -130,9 +134,8 @@ def read(path: Path, largest: int) -> tuple[Saved, tuple[int, ...], Snapshot | N
     file that is damaged or none of a conversation."""
     try:
         content = read_plain(path, TEXT_BYTES + largest)
-    except (OSError, ValueError) as error:  # the latter for a name that no file can have
-        why = getattr(error, "strerror", None) or error
-        raise ConversationFileError(f"{path} cannot be read ({why}); {ADVICE}") from None
+    except NO_FILE as error:
+        raise ConversationFileError(f"{path} cannot be read ({_why(error)}); {ADVICE}") from None
     except BundleError as error:
         raise ConversationFileError(f"{error}") from None
     saved, tensors = _unpacked(content, path)

@@ -56,8 +56,7 @@ class Talk:
         """settings: of `EagleModel.stream`, which /set changes. tools: that the model may call, as OpenAI's API
         describes them. tool_format: as in `EagleModel.conversation`. Raises RequestError for wrong ones."""
         self._model = model
-        self._tools = tools
-        self._tool_format = tool_format
+        self._chat = model.conversation(tools=tools, tool_format=tool_format)
         self._results: dict[str, str] = {}  # of the last answer's calls, so far
         self._screen = screen
         self._interrupt = interrupt
@@ -65,7 +64,6 @@ class Talk:
         for name, value in settings.items():
             self._change(name, value)
         self._first = dict(self._settings)
-        self._chat = self._begun()
         self._raw = not model.text.chat
         self._has_heads = has_heads(model.text)
         self._last_text: str | None = None  # where there is no template: the text that was continued last
@@ -106,7 +104,6 @@ class Talk:
         """Go on with the conversation of a file, and with its tools. Raises ConversationFileError."""
         loaded = self._model.load_conversation(Path(path))
         self._go_on_with(loaded)
-        self._tools, self._tool_format = loaded.tools, loaded.tool_format
         count = len(loaded.messages)
         self._screen.note(f"{count} message{'s' * (count != 1)}, {loaded.kv_rows} tokens cached ({loaded.kv_status})")
 
@@ -167,7 +164,7 @@ class Talk:
 
     def _show_piece(self, piece: Piece) -> None:
         """Show what was answered: taken apart where tools may be called, and where a text leaves out reasoning."""
-        calls = bool(self._tools) and self._settings.get("tool_choice") != "none"
+        calls = bool(self._chat.tools) and self._settings.get("tool_choice") != "none"
         if not (calls or self._has_heads):
             self._screen.say(piece.text)
             return
@@ -239,7 +236,8 @@ class Talk:
             return
         system = [{"role": "system", "content": rest}] if rest else []
         messages = [*system, *self._chat.messages[self._has_system() :]]
-        self._go_on_with(self._begun(messages))
+        chat = self._chat
+        self._go_on_with(self._model.conversation(messages, tools=chat.tools, tool_format=chat.tool_format))
 
     def _set(self, rest: str) -> None:
         name, _, value = rest.partition(" ")
@@ -280,9 +278,6 @@ class Talk:
 
     # What they share
 
-    def _begun(self, messages: list[dict[str, Any]] | None = None) -> Conversation:
-        return self._model.conversation(messages or (), tools=self._tools, tool_format=self._tool_format)
-
     def _go_on_with(self, chat: Conversation) -> None:
         self._chat.close()
         self._chat = chat
@@ -301,7 +296,7 @@ class Talk:
         """Change a setting that a turn accepts. Raises RequestError."""
         changed = {**self._settings, _setting(name): bias_of_json(value) if name == "logit_bias" else value}
         if name in OF_TOOLS:
-            ToolUse.of(self._tools, *(changed.get(key) for key in OF_TOOLS))
+            ToolUse.of(self._chat.tools, *(changed.get(key) for key in OF_TOOLS))
         self._model.stream([0], **_of_text(changed)).close()  # checks settings, and computes nothing
         self._settings = changed
 

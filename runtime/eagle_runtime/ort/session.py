@@ -14,7 +14,6 @@ import numpy as np
 from eagle_runtime.base.errors import BackendError
 from eagle_runtime.base.tree import hiding
 from eagle_runtime.bundle.graph import OPERATORS, row_size
-from eagle_runtime.bundle.listed_files import external_files
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, pieces_of
 from eagle_runtime.core.cache import HeadMajorCache, KVCache, NewRows, aligned_empty
 from eagle_runtime.core.row_padding import RowPadding, pad_rows
@@ -174,7 +173,7 @@ class OrtSession(BoundSession):
         self.native = operators is not None
         if operators is not None:
             self.version = f"{VERSION}, operators {OPERATORS} with {operators.instructions}"
-            let_go(path.parent / name for name in set(external_files(model or path.read_bytes())))
+            let_go(path.parent)
         self.padding = RowPadding()
         self._past_specs = [spec.inputs[name] for name in self._past_names]
         self._pieces = pieces_of(spec)
