@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from eagle_runtime import BundleError, EagleModel
-from eagle_runtime.bundle.listed_files import external_files, read_graph
+from eagle_runtime.bundle.listed_files import at_places, external_files, read_graph
 from eagle_runtime.bundle.manifest import MANIFEST_NAME, read_manifest
 from patience import PATIENCE_S
 from systems import needs_links, posix_only
@@ -80,6 +80,17 @@ def test_a_location_without_a_text_is_the_empty_one() -> None:
     assert list(external_files(model.SerializeToString())) == list(named_by_onnx(model)) == [""]
     model.graph.initializer[0].external_data[1].ClearField("value")
     assert list(external_files(model.SerializeToString())) == list(named_by_onnx(model)) == [""]
+
+
+@pytest.mark.parametrize("length", [1, 90, 127, 128, 20_000])
+def test_initializers_are_read_from_other_places(length: int) -> None:
+    """Whatever the new path's length does to those of the messages around it."""
+    tensors = [outside("a", "old"), outside("b", "kept"), outside("c", "old"), helper.make_tensor("d", 1, [1], [2.5])]
+    model = helper.make_model(helper.make_graph([], "small", [], [], initializer=tensors), producer_name="somebody")
+    moved = onnx.load_model_from_string(at_places(model.SerializeToString(), {"old": "n" * length}))
+    assert list(named_by_onnx(moved)) == ["n" * length, "kept", "n" * length]
+    back = onnx.load_model_from_string(at_places(moved.SerializeToString(), {"n" * length: "old"}))
+    assert back == model
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])

@@ -38,6 +38,14 @@ def test_pages_come_back_and_changed_ones_stay(tmp_path: Path) -> None:
         assert [name for *_, name in unchanged() if name.startswith(str(tmp_path))] == [str(others)]
 
 
+def test_links_as_in_the_cache_of_the_hub(tmp_path: Path) -> None:
+    (tmp_path / "blob").write_bytes(bytes(PAGES * mmap.PAGESIZE))
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "weights").symlink_to("../blob")
+    with private(tmp_path / "blob"):
+        assert let_go(tmp_path / "target") == PAGES * mmap.PAGESIZE
+
+
 def test_changed_pages_that_were_swapped_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = "".join(
         f"{number}000-{number}fff rw-p 00000000 fe:00 7   /w{number}\nAnonymous: {own} kB\nSwap: {swapped} kB\n"

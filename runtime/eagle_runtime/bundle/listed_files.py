@@ -37,6 +37,12 @@ MESSAGES: Mapping[str, Mapping[int, str]] = {
     "Tensor": {13: "ExternalData"},
     "ExternalData": {},
 }
+INITIALIZER: Mapping[str, Mapping[int, str]] = {
+    "Model": {7: "Graph"},
+    "Graph": {5: "Tensor"},
+    "Tensor": {13: "ExternalData"},
+    "ExternalData": {2: "path"},
+}  # the same, down to the path of an initializer
 KEY, VALUE = 1, 2  # fields of ExternalData
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types; groups (3, 4) do not occur in proto3
 
@@ -151,6 +157,30 @@ def external_files(model: bytes) -> Iterator[str]:
                 values += [model[start:end]] if number == VALUE else []
         if b"location" in keys:
             yield from (value.decode() for value in values or [b""])  # left out, it is empty
+
+
+def at_places(model: bytes, places: Mapping[str, str]) -> bytes:
+    """Returns a serialised ModelProto whose initializers are read from other files. places: path as stored -> new
+    one, for all of them. Tensors elsewhere, as in subgraphs, keep their paths."""
+
+    def moved(message: str, start: int, end: int) -> bytes:
+        if message == "path":
+            return places.get(model[start:end].decode(), model[start:end].decode()).encode()
+        parts = []
+        for number, first, last in _fields(model, start, end):
+            if (inner := INITIALIZER[message].get(number)) is not None:
+                content = moved(inner, first, last)
+                parts += [model[start : first - len(_length(last - first))], _length(len(content)), content]
+                start = last
+        return b"".join([*parts, model[start:end]])
+
+    return moved("Model", 0, len(model))
+
+
+def _length(number: int) -> bytes:
+    """A number with 7 bits per byte."""
+    high, low = divmod(number, 128)
+    return bytes([low | 128]) + _length(high) if high else bytes([low])
 
 
 def _fields(model: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:

@@ -21,8 +21,8 @@ HEADER = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \S+ *(.*)")
 def let_go(folder: Path) -> int:
     """Take the pages of a folder's files that are mapped and of which no page was changed from the memory of the
     process. Returns how many bytes are mapped so; 0 on other systems."""
-    place = os.path.join(os.path.realpath(folder), "")
-    spans = [span for span in unchanged() if span[2].startswith(place)] if sys.platform == "linux" else []
+    files = {os.path.realpath(file) for file in folder.glob("*")}  # in the hub's cache, links to elsewhere
+    spans = [span for span in unchanged() if span[2] in files] if sys.platform == "linux" else []
     if not spans:
         return 0
     madvise = ctypes.CDLL(None).madvise

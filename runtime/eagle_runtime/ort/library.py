@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from eagle_runtime.base.errors import BackendError
-from eagle_runtime.bundle.listed_files import external_files
+from eagle_runtime.bundle.listed_files import at_places, external_files
 from eagle_runtime.ort import small_graphs
 
 # Version 1.32 and newer sends usage data by default, with an id of the machine from the user's cache folder.
@@ -54,10 +54,8 @@ def open_graph(
     if threads is not None:
         options.intra_op_num_threads = threads
     if model is not None:
-        options.add_session_config_entry(WEIGHTS_FOLDER, str(path.parent))
-        for name in _linked_weights(path.parent, model):  # which ONNX Runtime does not follow out of the folder
-            content = np.memmap(path.parent / name, np.uint8, "r")
-            options.add_external_initializers_from_files_in_memory([name], [content], [content.size])
+        folder, model = _unlinked(path.parent, model)
+        options.add_session_config_entry(WEIGHTS_FOLDER, str(folder))
     if len(providers) > 1:
         options.add_session_config_entry(ASSIGNMENT, "1")
     for name, value in (config or {}).items():
@@ -71,10 +69,14 @@ def open_graph(
         raise engine_error(f"load {path}", error) from None
 
 
-def _linked_weights(folder: Path, model: bytes) -> list[str]:
-    """The files of weights that are links out of the graph's folder, as in the hub's cache."""
-    names = set(external_files(model))
-    return sorted(name for name in names if (folder / name).resolve().parent != (folder / name).parent.resolve())
+def _unlinked(folder: Path, model: bytes) -> tuple[Path, bytes]:
+    """Returns the folder of the files of weights and the graph that reads them there. In the hub's cache they are links
+    out of the graph's folder, which ONNX Runtime does not follow."""
+    real = {name: (folder / name).resolve() for name in set(external_files(model))}
+    if all(file.parent == (folder / name).parent.resolve() for name, file in real.items()):
+        return folder, model
+    common = Path(os.path.commonpath([file.parent for file in real.values()]))
+    return common, at_places(model, {name: file.relative_to(common).as_posix() for name, file in real.items()})
 
 
 @functools.cache
