@@ -19,7 +19,7 @@ from eagle_runtime import ClosedError, ContextError, EagleError, EagleModel, Req
 from eagle_runtime.app.batch import Beginnings
 from eagle_runtime.base.tree import Tree
 from eagle_runtime.core.head import Proposal, run_head_passes
-from eagle_runtime.core.rounds import Rounds, Timed, Wish
+from eagle_runtime.core.rounds import MOST_ROWS, Rounds, Timed, Wish
 from eagle_runtime.core.session import Session
 from eagle_runtime.drafting.cost_learning import unknown
 from eagle_runtime.drafting.cost_model import (
@@ -95,6 +95,28 @@ def test_trees_of_several_texts_are_verified_in_one_pass(
         for _ in model.batch(PROMPTS[:4], width=4, max_new_tokens=40, ignore_eos=True, temperature=0.0):
             pass
     assert max(sizes) == 4
+
+
+def test_one_pass_has_a_bound_of_rows(bundle_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the texts are the same."""
+    rows: list[list[int]] = []
+    together = OrtSession.run_together
+
+    def counted(session: OrtSession, passes: Any) -> Any:
+        rows.append([len(feeds["input_ids"]) for feeds, _ in passes])
+        return together(session, passes)
+
+    monkeypatch.setattr(OrtSession, "run_together", counted)
+    asked: dict[str, Any] = {"method": "eagle", "tree": "dynamic", "total_token": 10, "depth": 4, "temperature": 0.0}
+    with EagleModel.load(bundle_of("eagle3", "int4"), backend="native", threads=1, context=256) as model:
+        texts = []
+        for bound in (MOST_ROWS, 25):
+            monkeypatch.setattr("eagle_runtime.core.rounds.MOST_ROWS", bound)
+            rows.clear()
+            batch = model.batch(PROMPTS[:4], width=4, max_new_tokens=12, ignore_eos=True, **asked)
+            texts.append({number: piece.result.token_ids for number, piece in batch if piece.result is not None})
+            assert max(map(sum, rows)) == (40 if bound == MOST_ROWS else 20)
+    assert texts[0] == texts[1] and len(texts[0]) == 4
 
 
 def read(session: Session, number: int) -> Head:

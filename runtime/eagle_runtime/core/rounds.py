@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from eagle_runtime.base.errors import EagleError
@@ -21,6 +21,8 @@ from eagle_runtime.core.target import Verification, verify_together
 from eagle_runtime.core.ticket_queue import this_thread
 
 PATIENCE_S = 0.003  # that a round waits for generations which asked again as quickly the last time
+# Of a pass of several texts: more are no cheaper together, and the logits of 256 take 268 MB of a vocabulary of 262k.
+MOST_ROWS = 256
 TIMED = 64  # passes that are remembered until somebody looks
 Pass = TypeVar("Pass", Verification, HeadPass)
 Advance = Callable[[], list[Any]]  # returns the next item in a list, which is empty at the end
@@ -154,7 +156,8 @@ class Rounds:
                 asked.advance()
         # Those that an interrupt kept waiting may want to be verified already.
         _grant(round_of, HeadPass, run_head_passes)
-        _grant(round_of, Verification, self._verify)
+        for some in _by_rows(round_of):
+            _grant(some, Verification, self._verify)
 
     def _verify(self, wanted: Sequence[Verification]) -> None:
         if len(wanted) == 1:
@@ -181,6 +184,20 @@ class Rounds:
                 ):
                     return
                 self._changed.wait(left)
+
+
+def _by_rows(round_of: Sequence[Wish]) -> Iterator[list[Wish]]:
+    """Yields wishes whose trees one pass verifies: together of at most MOST_ROWS rows, or one tree."""
+    some: list[Wish] = []
+    rows = 0
+    for asked in round_of:
+        own = asked.wanted.tree.num_nodes if isinstance(asked.wanted, Verification) else 0
+        if some and rows + own > MOST_ROWS:
+            yield some
+            some, rows = [], 0
+        some.append(asked)
+        rows += own
+    yield some
 
 
 def _grant(round_of: Sequence[Wish], kind: type[Pass], run: Callable[[Sequence[Pass]], None]) -> None:
