@@ -43,6 +43,15 @@ def test_templates_of_a_config(stored: Any, default: str | None, tool_use: str |
     assert [None if text is None else text.decode() for text in found] == [default, tool_use]
 
 
+@pytest.mark.parametrize(("stored", "default"), [(None, "of the processor"), (PLAIN, PLAIN)])
+def test_a_template_of_a_processor(stored: Any, default: str, tmp_path: Path) -> None:
+    """As checkpoints that read images have one, beside a tokenizer without."""
+    texts(tmp_path, stored)
+    (tmp_path / "target" / "chat_template.json").write_text(json.dumps({"chat_template": "of the processor"}))
+    read = read_texts(open_target(tmp_path / "target"))
+    assert read["chat_template.jinja"].decode() == default and "chat_template.json" not in read
+
+
 def test_a_chat_with_tools_gets_their_template(tmp_path: Path) -> None:
     target = make_target(tmp_path / "target")
     (target / "chat_template.jinja").write_text(PLAIN)

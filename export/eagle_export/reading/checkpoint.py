@@ -20,6 +20,7 @@ PYTORCH = "pytorch_model.bin"
 HEAD_FILES = ("medusa_lm_head.safetensors", "hydra_lm_head.safetensors")
 PICKLED_FILES = (PYTORCH, "medusa_lm_head.pt", "hydra_lm_head.pt")
 TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"  # for chats with tools
+PROCESSOR_TEMPLATE = "chat_template.json"  # of models that read images too, beside a tokenizer without a template
 TEXT_FILES = (
     "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", TOOL_TEMPLATE, "generation_config.json",
 )  # fmt: skip

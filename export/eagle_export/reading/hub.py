@@ -24,6 +24,7 @@ from eagle_export.reading.checkpoint import (
     INDEX,
     MASK_FILE,
     PICKLED_FILES,
+    PROCESSOR_TEMPLATE,
     SINGLE,
     TEXT_FILES,
     Checkpoint,
@@ -148,7 +149,8 @@ def download(model: HubModel, *, texts: bool) -> Path:
     if model.cached is not None:
         return model.cached
     names = ["config.json", *model.weights, *([INDEX] if INDEX in model.files and SINGLE not in model.weights else [])]
-    names += [name for name in (*(TEXT_FILES if texts else ()), MASK_FILE) if name in model.files]
+    others = (*TEXT_FILES, PROCESSOR_TEMPLATE, MASK_FILE) if texts else (MASK_FILE,)
+    names += [name for name in others if name in model.files]
     missing = [
         name
         for name in names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from eagle_export.base.errors import ExportError
-from eagle_export.reading.checkpoint import TEXT_FILES, TOOL_TEMPLATE, Checkpoint, read_json
+from eagle_export.reading.checkpoint import PROCESSOR_TEMPLATE, TEXT_FILES, TOOL_TEMPLATE, Checkpoint, read_json
 from eagle_runtime.base.errors import BundleError
 from eagle_runtime.text.tokenizer import Text
 
@@ -27,8 +27,9 @@ def read_texts(source: Checkpoint) -> dict[str, bytes]:
             texts[kept].decode()
         except (OSError, UnicodeDecodeError) as error:
             raise ExportError(f"{target / name} is not readable text ({error}); download it again") from None
-    if "tokenizer_config.json" in texts and "chat_template.jinja" not in texts:
-        texts |= _stored_templates(read_json(target / "tokenizer_config.json").get("chat_template"))
+    for name in ("tokenizer_config.json", PROCESSOR_TEMPLATE):
+        if "chat_template.jinja" not in texts and (target / name).is_file():
+            texts |= _stored_templates(read_json(target / name).get("chat_template"))
     return texts
 
 
