@@ -21,6 +21,7 @@ NATIVE := $(addprefix tests/,kernels \
 	a_bundle_for_older_operators_runs \
 	a_bundle_for_cpus_tries_no_other_backend) \
 	runtime/test_batch.py export/test_families.py::test_the_native_form_computes_the_same \
+	export/test_as_stored.py export/test_gguf.py::test_experts_of_a_file_in_four_bits_stay_as_they_are \
 	$(addprefix tools/test_doctor.py::test_,the_machine the_machine_in_lines))
 # Neighbouring tests share bundles, so workers get them in runs. A test that hangs fails, and takes its worker along.
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal

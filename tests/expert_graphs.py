@@ -15,7 +15,12 @@ from operator_graphs import Array, OneNode, opened_model, product, random_blocks
 from step_graphs import joined
 
 INPUTS = dict.fromkeys(("x", "shares", "added"), (TensorProto.FLOAT, 3))
-GRIDS = (Grid(4, 32, True), Grid(8, 16, True), Grid(4, 64, True))  # of weights, in turns
+GRIDS = (
+    Grid(4, 32, True),
+    Grid(8, 16, True),
+    Grid(4, 64, True),
+    Grid(4, 32, True, sixteenths=True),
+)  # of weights, in turns
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,16 @@ ARCHITECTURES = {
     "glm4_moe": "glm4moe",
 }
 TURNED = ("llama", "smollm3", "granite", "granitemoe", "arcee")
-KINDS = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0", "q5_1": "Q5_1", "mxfp4": "MXFP4"}
+KINDS = {
+    "f32": "F32",
+    "f16": "F16",
+    "bf16": "BF16",
+    "q8_0": "Q8_0",
+    "q4_0": "Q4_0",
+    "q4_1": "Q4_1",
+    "q5_1": "Q5_1",
+    "mxfp4": "MXFP4",
+}
 KINDS_OF_TOKENS = {"normal": 1, "control": 3, "user": 4, "unused": 5}
 
 

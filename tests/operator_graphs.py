@@ -110,7 +110,8 @@ def random_blocks(rng: np.random.Generator, shape: tuple[int, int], grid: Grid) 
     count = -(-k // grid.size)
     step = rng.normal(0, 0.01, (count, n)).astype(np.float16).astype(np.float32)
     high = grid.highest + 1
-    zero = rng.integers(0, high, (count, n)) if grid.asymmetric else np.full((count, n), grid.middle)
+    zeros = 256 if grid.sixteenths else high
+    zero = rng.integers(0, zeros, (count, n)) if grid.asymmetric else np.full((count, n), grid.middle)
     return Blocks(rng.integers(0, high, shape).astype(np.uint8), step, zero.astype(np.uint8), grid)
 
 
@@ -181,8 +182,9 @@ def product_in_words(x: Array, blocks: Blocks) -> Array:
         largest = np.abs(part).max(1)
         factor = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 1e-30)
         q = np.rint(part * factor[:, None]).astype(np.int64)
-        level = blocks.level[start : start + size].astype(np.int64) - blocks.zero[b].astype(np.int64)
-        unit = blocks.step[b].astype(np.float16).astype(np.float32) * (largest / np.float32(127))[:, None]
+        parts = 16 if blocks.grid.sixteenths else 1
+        level = parts * blocks.level[start : start + size].astype(np.int64) - blocks.zero[b].astype(np.int64)
+        unit = blocks.step[b].astype(np.float16).astype(np.float32) * (largest / np.float32(127 * parts))[:, None]
         out = ((q @ level) * unit.astype(np.float64) + out.astype(np.float64)).astype(np.float32)
     return out
 

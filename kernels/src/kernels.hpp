@@ -12,13 +12,13 @@ namespace eagle {
 // ---------------------------------------------------------------------------------------------------------- products
 //
 //   y[n] = fold over blocks b, ascending, from 0:  y = fma(float(d), step[n, b] * scale[b], y)
-//   d    = sum over the block of (level[n, k] - zero[n, b]) * q[k], exact
+//   d    = sum over the block of (level[n, k] - zero[n, b]) * q[k], exact; of four bits 16 d, and scale / 16
 //   q[k] = nearest(x[k] * (127 / a)), scale[b] = a / 127, with a the block's largest absolute value
 //
 // The last block may have fewer inputs; levels beyond them meet q = 0.
 
 constexpr int64_t PANEL = 16;  // columns that are stored together
-constexpr int64_t META = 48;   // bytes per panel and block: 16 steps in fp16, 16 zero levels
+constexpr int64_t META = 48;   // bytes per panel and block: 16 steps in fp16, 16 zero levels (of four bits: 16 times)
 
 constexpr int MOST_ROWS = 12;  // of a tile, of any set
 

@@ -40,6 +40,10 @@ INLINE Ints times(Ints zeros, Ints sum) {
   for (int i = 0; i < 4; i++) zeros.v[i] = vmulq_s32(zeros.v[i], sum.v[i]);
   return zeros;
 }
+INLINE Ints sixteen(Ints sums, Ints more) {
+  for (int i = 0; i < 4; i++) sums.v[i] = vaddq_s32(vshlq_n_s32(sums.v[i], 4), more.v[i]);
+  return sums;
+}
 template <int BITS>
 INLINE Ints zero_levels(const uint8_t* p) {
   const int16x8_t middle = vdupq_n_s16(BITS == 8 ? 128 : 0);

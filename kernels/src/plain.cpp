@@ -23,10 +23,11 @@ void product(const Tile& t, int bits, int rows) {
         const uint8_t* meta = t.meta + b * META;
         int32_t sum = meta[32 + c] * t.sums[r * t.blocks + b];
         for (int64_t k = b * t.block; k < (b + 1) * t.block; k++)
-          sum += level_of(bits, t.levels, k, c) * t.x[(k / 4 * rows + r) * 4 + k % 4];
+          sum += level_of(bits, t.levels, k, c) * (bits == 4 ? 16 : 1) * t.x[(k / 4 * rows + r) * 4 + k % 4];
         uint16_t step;
         memcpy(&step, meta + 2 * c, 2);
-        y = __builtin_fmaf(static_cast<float>(sum), of_half(step) * t.scales[r * t.blocks + b], y);
+        const float scale = t.scales[r * t.blocks + b] * (bits == 4 ? 0.0625f : 1);
+        y = __builtin_fmaf(static_cast<float>(sum), of_half(step) * scale, y);
       }
       t.y[r * t.stride + c] = y;
     }

@@ -2,8 +2,8 @@
 // such products in a transformer.
 //
 //   inputs    x [.., K] fp32; for each of three weights levels [N, blocks, bytes] uint8, steps [N, blocks] fp16, and zero
-//             levels [N, bytes] uint8 or nothing, in the layout of ONNX Runtime's MatMulNBits, as initializers; then,
-//             each optional: norm [K] fp32, an initializer; up [.., K] fp32; added [.., N] fp32; for each weight a bias
+//             levels [N, bytes] uint8 or nothing, in the layout of ONNX Runtime's MatMulNBits, as initializers (zero
+//             levels of four bits also in sixteenths, [N, blocks, 1] uint8); then, each optional: norm [K] fp32, an initializer; up [.., K] fp32; added [.., N] fp32; for each weight a bias
 //             [N] fp32, an initializer
 //   outputs   [.., N] fp32 for each weight
 //   attributes  K; bits, N and block of each weight, as bits_0, N_0, block_0, ...; first_0, ...: which row of levels its

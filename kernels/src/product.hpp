@@ -46,7 +46,8 @@ bool read_activation(const Source& source, Before* before);
 ort::Status copy_numbers(const Source& source, const ort::Tensor& numbers, int64_t count, const char* message,
                          const float** out);
 
-// A weight as it is stored, in the layout of ONNX Runtime's MatMulNBits. zeros: without data, all are the middle one.
+// A weight as it is stored, in the layout of ONNX Runtime's MatMulNBits. zeros: without data, all are the middle one; of
+// four bits they may be [N, blocks, 1], in sixteenths of a level.
 struct Stored {
   ort::Tensor levels, steps, zeros;  // [N, blocks, bytes] uint8, [N, blocks] fp16, [N, bytes] uint8
 };

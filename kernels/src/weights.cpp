@@ -5,10 +5,12 @@
 
 namespace eagle {
 namespace {
+// As in META.
 uint8_t zero_of(const ort::Tensor& t, const Weight& w, int64_t n, int64_t b) {
-  if (t.data == nullptr) return w.bits == 8 ? 128 : 8;
+  if (t.data == nullptr) return 128;
   const uint8_t* p = static_cast<const uint8_t*>(t.data) + n * t.dims[1];
-  return w.bits == 8 ? p[b] : b % 2 ? p[b / 2] >> 4 : p[b / 2] & 15;
+  if (w.bits == 8 || t.rank == 3) return p[b];
+  return static_cast<uint8_t>(b % 2 ? p[b / 2] & 240 : p[b / 2] << 4);
 }
 
 // One column's levels of one block, a byte each.
@@ -61,7 +63,8 @@ ort::Status read_weight(const Stored& stored, int64_t bits, int64_t block, int64
   const int64_t rows = levels.dims[0];
   if (rows < first + columns || !levels.is(ort::UINT8, rows, w->blocks, block * bits / 8) ||
       !steps.is(ort::FLOAT16, rows, w->blocks) ||
-      (zeros.data != nullptr && !zeros.is(ort::UINT8, rows, (w->blocks * bits + 7) / 8)))
+      (zeros.data != nullptr && !zeros.is(ort::UINT8, rows, (w->blocks * bits + 7) / 8) &&
+       !(bits == 4 && zeros.is(ort::UINT8, rows, w->blocks, 1))))
     return ort::error("RowExactMatMul: a weight's levels, steps or zero levels have another shape or type");
   w->levels = memory->get(static_cast<size_t>(w->panels * w->panel_bytes()) + 64);
   w->meta = memory->get(static_cast<size_t>(w->panels * w->blocks * META) + 64);

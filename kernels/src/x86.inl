@@ -12,6 +12,7 @@ using Floats = __m512;
 INLINE Ints each(const void* four) { return _mm512_set1_epi32(four_bytes(four)); }
 INLINE Ints dots(Ints sums, Ints levels, Ints four) { return _mm512_dpbusd_epi32(sums, levels, four); }
 INLINE Ints times(Ints zeros, Ints sum) { return _mm512_madd_epi16(zeros, sum); }
+INLINE Ints sixteen(Ints sums, Ints more) { return _mm512_add_epi32(_mm512_slli_epi32(sums, 4), more); }
 template <int BITS>
 INLINE Ints zero_levels(const uint8_t* p) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -44,6 +45,10 @@ INLINE Ints each(const void* four) {
 }
 INLINE Ints times(Ints zeros, Ints sum) {
   return {_mm256_madd_epi16(zeros.a, sum.a), _mm256_madd_epi16(zeros.b, sum.b)};
+}
+INLINE Ints sixteen(Ints sums, Ints more) {
+  return {_mm256_add_epi32(_mm256_slli_epi32(sums.a, 4), more.a),
+          _mm256_add_epi32(_mm256_slli_epi32(sums.b, 4), more.b)};
 }
 INLINE __m256i eight_bytes(const uint8_t* p) {
   return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));

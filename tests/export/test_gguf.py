@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 
+from conftest import needs_operators
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.graphs.pair import open_pair, weight_sources
@@ -29,6 +31,8 @@ from eagle_export.reading.gguf.checkpoint import open_gguf, open_stored
 from eagle_export.reading.gguf.file import GgufFile
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
+from eagle_runtime.bundle.manifest import read_manifest
+from insides import bundle_in
 
 gguf = pytest.importorskip("gguf")
 from gguf_writer import KINDS, write_gguf  # noqa: E402
@@ -295,6 +299,20 @@ def test_a_quantised_file_is_recorded_and_certified(golden: Path, tmp_path: Path
     assert not [each for each in done.warnings if "recorded" in each]
     with EagleModel.load(tmp_path / "bundle") as model:
         assert model.generate("he", max_new_tokens=4).text is not None
+
+
+@needs_operators
+def test_experts_of_a_file_in_four_bits_stay_as_they_are(files: Callable[..., Path], tmp_path: Path) -> None:
+    export(files("Mixtral", "q4_0"), None, tmp_path / "bundle", Settings(precision="stored", certify=False))
+    recipe = read_manifest(tmp_path / "bundle").target.graph.recipe
+    assert sum("as the source has them" in how for how in recipe.values()) == 2 * (4 * 3 + 4)
+    logits = {}
+    for backend in ("cpu", "native"):
+        with EagleModel.load(tmp_path / "bundle", backend=backend, threads=1) as model:
+            logits[backend] = np.concatenate(list(bundle_in(model).target.score([7 * n % 90 for n in range(60)])))
+    assert np.abs(logits["native"] - logits["cpu"]).mean() < 0.02 * logits["cpu"].std()
+    operators = {node.op_type for node in ir.load(tmp_path / "bundle" / "target/native.onnx").graph}
+    assert not operators & {"MatMulNBits", "BitShift", "NonZero"}
 
 
 def test_inspect_states_what_the_file_holds(files: Callable[..., Path], sources: Callable[[str], Path]) -> None:

@@ -28,7 +28,7 @@ from eagle_export.recipes.plan import PLACES, RECIPES, apply, plan
 from eagle_export.recipes.qdq import Int8Weights
 from eagle_export.recipes.smooth import Smooth
 from eagle_export.recipes.vocabulary import TrimVocabulary
-from eagle_export.recipes.weight_blocks import WeightBlocks, packed
+from eagle_export.recipes.weight_blocks import StoredBlocks, WeightBlocks, packed
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
@@ -334,7 +334,8 @@ def test_passes_stand_where_their_reasons_say() -> None:
         if Smooth in classes:
             assert classes.index(Smooth) <= 1, name
         if EmbeddingBlocks in classes:
-            assert classes.index(WeightBlocks) < classes.index(EmbeddingBlocks), name
+            blocks = StoredBlocks if StoredBlocks in classes else WeightBlocks
+            assert classes.index(blocks) < classes.index(EmbeddingBlocks), name
         for last in (Int8PerToken, Int8Weights):
             assert last not in classes[:-1], name
         quantised = name.startswith("cpu") and name.endswith("target") and len(classes) > 0

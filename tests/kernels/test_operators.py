@@ -37,6 +37,10 @@ PRODUCTS = [  # K, and per weight N and grid
     (200, [(50, Grid(4, 32, True)), (33, Grid(8, 64, False))]),
     (48, [(40, Grid(4, 16, False)), (24, Grid(8, 16, True))]),
     (2048, [(20, Grid(4, 256, True)), (20, Grid(8, 256, True))]),
+    (
+        320,
+        [(50, Grid(4, 32, True, sixteenths=True)), (33, Grid(4, 64, True)), (20, Grid(4, 16, True, sixteenths=True))],
+    ),
 ]
 HEADS = [
     Heads(9, 3, 64, 16),
@@ -88,6 +92,17 @@ def test_the_largest_products_do_not_overflow(grid: Grid, instruction_set: str) 
         assert out[0, :, 0].tolist() == [256 * (level - grid.middle), -256 * (level - grid.middle)]
 
 
+def test_the_largest_products_with_zero_levels_in_sixteenths(instruction_set: str) -> None:
+    blocks = random_blocks(np.random.default_rng(0), (512, 32), Grid(4, 256, True, sixteenths=True))
+    x = np.array([[[1.0], [-1.0]]], np.float32) * np.ones(512, np.float32)
+    for level, zero in ((0, 255), (15, 0), (15, 255), (7, 113)):
+        parts = {"level": level, "zero": zero, "step": 1}
+        full = {name: np.full_like(getattr(blocks, name), value) for name, value in parts.items()}
+        with instructions(instruction_set):
+            (out,) = product([dataclasses.replace(blocks, **full)]).run(None, {"x": x})
+        assert out[0, :, 0].tolist() == [512 * (level - zero / 16), -512 * (level - zero / 16)]
+
+
 def test_a_norm_before_a_product(instruction_set: str) -> None:
     x, norm, blocks = some_rows(576)
     with instructions(instruction_set):
@@ -132,7 +147,9 @@ def test_biases_after_a_product(instruction_set: str) -> None:
         np.testing.assert_array_equal(one, right)
 
 
-@pytest.mark.parametrize("grid", [Grid(4, 64, True), Grid(8, 64, True), Grid(4, 32, False)])
+@pytest.mark.parametrize(
+    "grid", [Grid(4, 64, True), Grid(8, 64, True), Grid(4, 32, False), Grid(4, 32, True, sixteenths=True)]
+)
 def test_parts_of_one_weight_have_the_bits_of_the_whole(instruction_set: str, grid: Grid) -> None:
     x = some_rows(576)[0][None]
     blocks = random_blocks(np.random.default_rng(1), (576, 50), grid)

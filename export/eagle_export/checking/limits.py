@@ -30,6 +30,7 @@ LIMITS = {
     "int8-weight": Limits(0.91, 0.005),
     "fp8": Limits(0.82, 0.04),
     "int4": Limits(0.66, 0.2),
+    "stored": Limits(0.91, 0.005),
     "int4-int8": Limits(0.82, 0.04),
     "auto": Limits(0.66, 0.2),
 }
@@ -38,6 +39,7 @@ LEAST_DIGIT = -12  # power of ten, of a KL that is advised as a limit; what is l
 WIDER = {
     "int4": ("int4-int8", "int8", "int8-weight", "fp16"),
     "auto": ("int8",),
+    "stored": ("int8",),
     "int4-int8": ("int8", "int8-weight", "fp16"),
     "int8-token": ("int8", "int8-weight", "fp32"),
     "int8-static": ("int8", "fp32"),

@@ -29,7 +29,19 @@ INTERRUPTED = {  # the message after a signal
     "make": "interrupted; no bundle was written, and the same command goes on with what is finished",
     "engines": "interrupted; no files were left",
 }
-PRECISIONS = ("fp32", "fp16", "int8", "int8-token", "int8-static", "int8-weight", "fp8", "int4", "int4-int8", "auto")
+PRECISIONS = (
+    "fp32",
+    "fp16",
+    "int8",
+    "int8-token",
+    "int8-static",
+    "int8-weight",
+    "fp8",
+    "int4",
+    "int4-int8",
+    "stored",
+    "auto",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -28,11 +28,13 @@ SMALLEST = 16  # channels per block: ONNX Runtime's operators take no fewer
 @dataclass(frozen=True, slots=True)
 class Grid:
     """How a weight is quantised. bits: 4 or 8. size: input channels per block; the last block may have fewer.
-    asymmetric: each block has its own zero level, else it is the middle one."""
+    asymmetric: each block has its own zero level, else it is the middle one. sixteenths: zero levels are kept in
+    sixteenths of a level."""
 
     bits: int
     size: int
     asymmetric: bool
+    sixteenths: bool = False
 
     @property
     def highest(self) -> int:
@@ -47,7 +49,7 @@ class Grid:
 def stored_bits(grid: Grid, channels: int) -> int:
     """Bits of one column of a weight: levels, and per block a step of 16 bits and, if asymmetric, a zero level. The
     last block is filled up."""
-    step = 16 + (grid.bits if grid.asymmetric else 0)
+    step = 16 + (8 if grid.sixteenths else grid.bits if grid.asymmetric else 0)
     return -(-channels // grid.size) * (grid.size * grid.bits + step)
 
 
@@ -65,7 +67,7 @@ def fitted(grid: Grid, channels: int, whole: bool = False) -> Grid:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """level [K, N] uint8, step [blocks, N] fp32, zero [blocks, N] uint8."""
+    """level [K, N] uint8, step [blocks, N] fp32, zero [blocks, N] uint8, of some grids in sixteenths of a level."""
 
     level: Array
     step: Array
@@ -75,7 +77,8 @@ class Blocks:
     def values(self) -> Array:
         """The weight [K, N] that the levels stand for."""
         block = np.arange(len(self.level)) // self.grid.size
-        values: Array = (self.level.astype(np.float32) - self.zero[block]) * self.step[block]
+        zero = self.zero / np.float32(16 if self.grid.sixteenths else 1)
+        values: Array = (self.level.astype(np.float32) - zero[block]) * self.step[block]
         return values
 
 

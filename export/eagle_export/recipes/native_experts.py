@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_export.recipes.graph import Pass, insert, made_by, made_of, only_reader, replace
-from eagle_export.recipes.native_products import bias_after, gate_before, is_native, stored_weight, sum_after
+from eagle_export.recipes.native_products import bias_after, gate_before, grid_of, is_native, stored_weight, sum_after
 from eagle_export.recipes.native_steps import DOMAIN, EXPERTS
 
 BOUNDED = 3  # an activation; 1 and 2 are those of native_products.py
@@ -65,8 +65,8 @@ class NativeExperts(Pass[Routed]):
             weights = [node for expert in routed.products for node in expert]
             (out,) = routed.total.outputs
             last, added = sum_after(routed.total) or (routed.total, None)
-            grids = [[node.attributes.get_int(name) for name in ("bits", "block_size")] for node in weights]
-            grid = insert(last, "Constant", [], value=ir.tensor(np.array(grids, np.int64)))
+            grids = np.array([grid_of(node) for node in weights], np.int64)
+            grid = insert(last, "Constant", [], value=ir.tensor(grids))
             stored = [part for node in weights for part in stored_weight(node)]
             sizes = {"H": weights[0].attributes.get_int("K"), "I": weights[0].attributes.get_int("N")}
             inputs = [routed.x, routed.shares, added, grid, *stored, *routed.biases]

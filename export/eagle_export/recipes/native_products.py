@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from eagle_export.recipes.as_stored import packed_levels
 from eagle_export.recipes.graph import Pass, insert, insert_all, made_by, made_of, only_reader, replace, take_place
 from eagle_export.recipes.native_steps import DOMAIN
 from eagle_export.recipes.weight_blocks import INT8_COMPUTE
@@ -44,10 +45,9 @@ class NativeProducts(Pass[ir.Node]):
                 inputs: list[ir.Value | None] = [first.inputs[0]]  # which may have been replaced meanwhile
                 attributes = {"K": first.attributes.get_int("K")}
                 for index, part in enumerate(group):
-                    level, step, *zero = part.node.inputs[1:4]
-                    inputs += [level, made_of(step, "Cast") or step, zero[0] if zero else None]
-                    for mine, theirs in (("bits", "bits"), ("block", "block_size")):
-                        attributes[f"{mine}_{index}"] = part.node.attributes.get_int(theirs)
+                    stored = stored_weight(part.node)
+                    inputs += [*stored, *[None] * (3 - len(stored))]
+                    attributes[f"bits_{index}"], attributes[f"block_{index}"] = grid_of(part.node)
                     attributes[f"N_{index}"] = part.count
                     if part.first:
                         attributes[f"first_{index}"] = part.first
@@ -56,7 +56,7 @@ class NativeProducts(Pass[ir.Node]):
                     inputs += [*[None] * (BIAS - len(inputs)), *biases]
                 outs = insert_all(first, "RowExactMatMul", inputs, len(group), DOMAIN, **attributes)
                 for part, out in zip(group, outs, strict=True):
-                    changed[str(part.node.inputs[1].name)] = "rows exact to the bit"  # type: ignore[union-attr]
+                    changed[str(stored_weight(part.node)[0].name)] = "rows exact to the bit"  # type: ignore[union-attr]
                     replace(part.last, out)
         model.opset_imports[DOMAIN] = 1
         return changed
@@ -143,7 +143,15 @@ def is_native(node: ir.Node) -> bool:
 def stored_weight(node: ir.Node) -> list[ir.Value | None]:
     """Levels, steps and, where it has them, zero levels of a MatMulNBits."""
     level, step, *zero = node.inputs[1:]
+    if (packed := packed_levels(level)) is not None:
+        return [packed, made_of(made_of(step, "Mul"), "Cast"), made_of(zero[0], "Squeeze")]
     return [level, made_of(step, "Cast") or step, *[value for value in zero if value is not None]]
+
+
+def grid_of(node: ir.Node) -> tuple[int, int]:
+    """Bits and channels of a block of a MatMulNBits' weight as it is stored."""
+    bits = 4 if packed_levels(node.inputs[1]) is not None else node.attributes.get_int("bits")
+    return bits, node.attributes.get_int("block_size")
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from eagle_export.recipes.keep import KeepLayers
 from eagle_export.recipes.qdq import Fp8Static, Int8Static, Int8Weights, simulated_static
 from eagle_export.recipes.smooth import Simulate, Smooth
 from eagle_export.recipes.vocabulary import TrimVocabulary
-from eagle_export.recipes.weight_blocks import Int4Dequantized, WeightBlocks, simulated_blocks
+from eagle_export.recipes.weight_blocks import Int4Dequantized, StoredBlocks, WeightBlocks, simulated_blocks
 
 # Blocks as measured in docs/dev/precision.md. 128 channels would be a fifth faster than 64 and less exact; sums over 64
 # and more differ between one row and several, so that the runtime pads one row to two.
@@ -41,6 +41,8 @@ TABLES = Grid(4, 32, asymmetric=True)
 MIXED = Grid(4, 32, asymmetric=True)  # the layers of int4-int8 that are in four bits
 HEAD = Grid(4, 128, asymmetric=True)  # two thirds of the time of 32, for 1 % of acceptance
 AUTO = "auto"  # the precision whose layers are chosen by measuring (automatic.py)
+STORED_BITS = "stored"  # the precision whose layers have the source's own four bits, if it has them (as_stored.py)
+BY_VALUES = (AUTO, STORED_BITS)  # in these a weight's values say how wide it is; none is wider than in int8
 AUTO_GRIDS = (INT4, TABLES, Grid(4, 16, asymmetric=True), INT8)  # what they are chosen from
 SIGNED, UNSIGNED = np.int8(0), np.uint8(128)  # zero points of static int8: see Int8Static
 
@@ -90,6 +92,7 @@ PLACES: dict[type[Pass[Any]], str] = {
     "passes that round weights",
     Int8Cache: "in the place of ExactAttention, if the cache is to be int8",
     WeightBlocks: "before Int8PerToken, which takes all layers that are left",
+    StoredBlocks: "in the place of WeightBlocks",
     EmbeddingBlocks: "after WeightBlocks: an embedding that is also the LM head is stored once, as rounded there",
     Fp16Sums: "after Int8Static and Fp8Static, whose sums are not in fp16; before the passes that round weights",
     Int4Dequantized: "in any order with Int8Weights: each names its own layers",
@@ -173,6 +176,13 @@ CPU = {
         target=lambda seen: in_blocks(seen, INT4, EmbeddingBlocks(TABLES), grid_in_int4),
         draft=head_in_int4,
         self_calibrated=True,
+    ),
+    STORED_BITS: Recipe(
+        "fp32",
+        target=lambda _: (ExactAttention(), StoredBlocks(INT8), EmbeddingBlocks(INT8)),
+        draft=head_in_int4,
+        self_calibrated=True,
+        draft_precision="int4",
     ),
     "int4-int8": Recipe(
         "fp32",

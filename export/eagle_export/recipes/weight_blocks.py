@@ -16,7 +16,9 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_calib.calibration import Observed
+from eagle_export.base.errors import ExportError
 from eagle_export.base.parted import turned
+from eagle_export.recipes.as_stored import as_stored, grid_of_source, in_bytes
 from eagle_export.recipes.blocks import Blocks, Grid, by_parts, fitted, nearest, rounded
 from eagle_export.recipes.compensation import compensated
 from eagle_export.recipes.graph import (
@@ -24,6 +26,7 @@ from eagle_export.recipes.graph import (
     Array,
     LayerPass,
     Linear,
+    Steps,
     insert,
     lazy_weight,
     pieces,
@@ -34,6 +37,7 @@ from eagle_export.recipes.smooth import check_observed, factors_of, few_rows, in
 from eagle_export.recipes.tiles import product
 
 Observations = Mapping[str, Observed]
+AS_IN_SOURCE = ", as the source has them"
 INT8_COMPUTE = 4  # MatMulNBits' accuracy_level for activations in int8
 
 
@@ -64,10 +68,30 @@ class WeightBlocks(LayerPass):
             assert linear.x.dtype is not None
             if linear.x.dtype != ir.DataType.FLOAT16:
                 scale = insert(node, "Cast", [scale], to=int(linear.x.dtype))  # folded when the graph is loaded
-            attributes = {"bits": grid.bits, "block_size": grid.size, "accuracy_level": self.accuracy}
+            if grid.sixteenths:
+                weight, scale, *zero = in_bytes(Steps(model, node), weight, scale, *zero)
+            bits = 8 if grid.sixteenths else grid.bits
+            attributes = {"bits": bits, "block_size": grid.size, "accuracy_level": self.accuracy}
             out = insert(node, "MatMulNBits", [linear.x, weight, scale, *zero], MICROSOFT, K=k, N=n, **attributes)
             replace(node, out)
         model.opset_imports[MICROSOFT] = 1
+        return changed
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlocks(WeightBlocks):
+    """The layers whose weights a file has in four bits as they are there, and the others on `grid`. ExportError is
+    raised for a source without such layers."""
+
+    other: Callable[[Linear], Grid | None] = grid_of_source
+
+    def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
+        changed = WeightBlocks.rewrite(self, model, matches)
+        if not any(how.endswith(AS_IN_SOURCE) for how in changed.values()):
+            raise ExportError(
+                "no weight of the source has the four bits of a file in Q4_0, Q4_1 or Q4_K, so nothing can be kept as "
+                "it is stored; choose int4 or int8"
+            )
         return changed
 
 
@@ -122,6 +146,8 @@ def _quantiser(
     """Returns a function that computes the levels of a layer, and the words for the manifest. Without recorded inputs
     they are the nearest. last: of the graph's layers. Raises ExportError as WeightBlocks says."""
     columns, shape, how = linear.columns(), linear.shape, f"int{grid.bits} in blocks of {grid.size}"
+    if grid.sixteenths:
+        return lambda: by_parts(columns, shape, as_stored), f"{how}{AS_IN_SOURCE}"
     if observed is None or few_rows(linear, observed):
         return lambda: by_parts(columns, shape, lambda weight: rounded(weight, grid)), how
     check_observed(linear, observed)
@@ -157,16 +183,14 @@ def stored(
     step = lazy_weight(model, f"{name}.scale", ir.DataType.FLOAT16, (n, count), arrays[1])
     if not grid.asymmetric:
         return level, step
-    return (
-        level,
-        step,
-        lazy_weight(model, f"{name}.zero", ir.DataType.UINT8, (n, -(-count * grid.bits // 8)), arrays[2]),
-    )
+    zeros = (n, count, 1) if grid.sixteenths else (n, -(-count * grid.bits // 8))
+    return level, step, lazy_weight(model, f"{name}.zero", ir.DataType.UINT8, zeros, arrays[2])
 
 
 def packed(blocks: Blocks) -> tuple[Array, Array, Array]:
-    """Returns what MatMulNBits reads: levels [N, blocks, bytes], steps [N, blocks] fp16, and zero levels [N, bytes].
-    Two levels of 4 bits share a byte, the first in the low bits; the last block is padded with its zero level."""
+    """Returns what MatMulNBits reads: levels [N, blocks, bytes], steps [N, blocks] fp16, and zero levels [N, bytes],
+    or in sixteenths [N, blocks, 1]. Two levels of 4 bits share a byte, the first in the low bits; the last block is
+    padded with its zero level."""
     grid, (k, n), count = blocks.grid, blocks.level.shape, len(blocks.step)
     level = np.empty((n, count * grid.size), np.uint8)
     level[:, :k] = turned(blocks.level)
@@ -176,7 +200,8 @@ def packed(blocks: Blocks) -> tuple[Array, Array, Array]:
     step = blocks.step.T.astype(np.float16)
     if grid.bits == 8:
         return level.reshape(n, count, -1), step, np.ascontiguousarray(zero[:, :count])
-    return _pairs(level).reshape(n, count, -1), step, _pairs(zero)
+    zeros = zero[:, :count, None] if grid.sixteenths else _pairs(zero)
+    return _pairs(level).reshape(n, count, -1), step, np.ascontiguousarray(zeros)
 
 
 def _pairs(levels: Array) -> Array:

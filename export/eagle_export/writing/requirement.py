@@ -19,7 +19,7 @@ from eagle_export.base.parted import PART
 from eagle_export.graphs.pair import Pair
 from eagle_export.inspection.sizes import graph_bytes, pair_shapes
 from eagle_export.recipes.input_products import FEW, GROUP, goes_through_rows
-from eagle_export.recipes.plan import AUTO, RECIPES
+from eagle_export.recipes.plan import BY_VALUES, RECIPES
 from eagle_export.recording.layered import layer_numbers
 from eagle_export.recording.recording import Way
 from eagle_export.recording.self_calibration import KEPT as ROWS
@@ -81,7 +81,7 @@ def requirement_of(
     head = pair.head
     official, config = (None, None) if head is None else (head.checkpoint, head.config)
     shapes = pair_shapes(pair.family, pair.target, official, config)
-    precisions = {name: "int8" if each == AUTO else each for name, each in precisions.items()}  # no wider than int8
+    precisions = {name: "int8" if each in BY_VALUES else each for name, each in precisions.items()}
     recipe = RECIPES[backend][precisions["target"]]
     traced, quantised = (4 if recipe.traced == "fp32" else 2), recipe.target(None) != ()
     stored = sum(graph_bytes(each, backend, precisions[name], name).stored for name, each in shapes.items())
