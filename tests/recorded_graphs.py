@@ -26,6 +26,7 @@ PRODUCTS = [  # K, columns and grids of the weights, rows
     (1536, [(80, Grid(4, 128, True))], (1, 5)),
     (200, [(50, Grid(4, 32, True)), (33, Grid(8, 64, False))], (1, 6)),
     (48, [(40, Grid(4, 16, False)), (24, Grid(8, 16, True))], (4,)),
+    (320, [(50, Grid(4, 32, True, sixteenths=True))], (1, 7)),
 ]
 HEADS = [Heads(9, 3, 64, 16), Heads(4, 2, 16, 16, window=40), Heads(8, 1, 256, 32, window=200, cap=30.0)]
 HEADS += [Heads(9, 3, 64, 16, kept="float16"), Heads(9, 3, 64, 64, kept="uint8")]
