@@ -42,7 +42,7 @@ from eagle_export.recording.self_calibration import KEPT, LENGTH
 from eagle_export.writing.automatic import Choice, Sensitivity, choose, foreseen, room_for
 from eagle_export.writing.bar import Bar, bar
 from eagle_export.writing.listing import GRAPH_FILES, NATIVE_FILES, graph_specs, manifest_of, shared_weights
-from eagle_export.writing.pair_checks import check_settings, notes_on
+from eagle_export.writing.pair_checks import check_settings, notes_on, rounded_again
 from eagle_export.writing.requirement import NOTABLE, requirement_of
 from eagle_export.writing.settings import Order, Settings
 from eagle_runtime.bundle.fidelity import shortfall
@@ -163,7 +163,7 @@ def _begun(order: Order, target: Path, draft: Path | None, bundle: Path, report:
         )
     pair = open_pair(target, draft)
     check_settings(pair, settings.backend, settings.cache_precision, settings.draft_vocab)
-    warnings += notes_on(pair, settings.backend)
+    warnings += [*notes_on(pair, settings.backend), *rounded_again(pair.target, settings.backend, settings.precision)]
     if "tokenizer.json" not in pair.texts:
         what, advice = ("tokenizer.json", SAVE_IT) if pair.target.texts is None else ("tokenizer", HOLDS_ONE)
         warnings.append(f"{target} has no {what}; the bundle takes and returns token ids, no text; {advice}")

@@ -12,8 +12,10 @@ import pytest
 from conftest import needs_operators
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
+from eagle_export.reading.families.target import open_target
 from eagle_export.recipes.as_stored import STORED, as_stored, grid_of_source
 from eagle_export.recipes.graph import Linear
+from eagle_export.writing.pair_checks import rounded_again
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import read_manifest
@@ -85,6 +87,15 @@ def test_blocks_of_few_values() -> None:
     blocks = as_stored(weight)
     np.testing.assert_allclose(blocks.values()[:, :5], weight[:, :5], rtol=1e-6)
     assert np.abs(blocks.values() - weight).max() < 0.51 * 2 / 15 + 1 / 16
+
+
+def test_an_export_in_int4_says_that_it_rounds_again(golden: Path, tmp_path: Path) -> None:
+    for kind, warns in (("q4_1", True), ("q8_0", False)):
+        write_gguf(golden / "target", tmp_path / f"{kind}.gguf", kind)
+        checkpoint = open_target(tmp_path / f"{kind}.gguf")
+        said = rounded_again(checkpoint, "cpu", "int4")
+        assert len(said) == warns and all("four bits already (Q4_1)" in line for line in said)
+        assert not rounded_again(checkpoint, "cpu", "stored")
 
 
 def test_a_source_in_other_bits_is_refused(golden: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from eagle_export.recipes.blocks import Blocks, Grid
 from eagle_export.recipes.graph import Array, Linear, Steps, constant, is_lm_head, made_of
 from eagle_export.recipes.tiles import tiled
 
+FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")  # types of tensors whose values are such
 STORED = Grid(4, 32, asymmetric=True, sixteenths=True)
 OFF = 0.1  # of a step that a value may be off: a checkpoint may have rounded the file's values to bf16
 LOOKED_AT = 64  # columns of a weight

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from math import prod
+
 from eagle_export.base.errors import ExportError
 from eagle_export.graphs.pair import HeadPart, Pair, left_out_note
+from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.reading.reconcile import rowless_note
+from eagle_export.recipes.as_stored import FOUR_BITS
 from eagle_export.recipes.int8_cache import MOST
 from eagle_export.recipes.plan import routes_experts
 
@@ -51,6 +56,21 @@ def notes_on(pair: Pair, backend: str) -> list[str]:
     if (left_out := left_out_note(pair)) is not None:
         notes.append(left_out)
     return notes
+
+
+def rounded_again(target: Checkpoint, backend: str, precision: str) -> list[str]:
+    """Returns a warning where int4 rounds weights that a file has in four bits."""
+    sizes = Counter[str]()
+    for tensor in target.tensors.values():
+        sizes[tensor.stored_as] += prod(tensor.shape)
+    in_four = [kind for kind in FOUR_BITS if kind in sizes]
+    if (backend, precision) != ("cpu", "int4") or 2 * sum(sizes[kind] for kind in in_four) < sizes.total():
+        return []
+    kinds = ", ".join(in_four)
+    return [
+        f"most weights of {target.folder} are in four bits already ({kinds}), and int4 rounds them again; precision "
+        "stored keeps them as they are"
+    ]
 
 
 def _problem_of_head(head: HeadPart, backend: str, draft_vocab: int | None) -> str | None:
