@@ -75,14 +75,15 @@ class Order:
         return [int(self._epoch(at // count)[at % count]) for at in range(first, first + self._batch)]
 
     def _shuffled(self, epoch: int) -> npt.NDArray[np.int64]:
-        rng = np.random.default_rng([self._seed, epoch])
+        rng, together = np.random.default_rng([self._seed, epoch]), self._batch * self._ranks
         order = rng.permutation(len(self._lengths))
-        together = self._batch * self._ranks
+        # The first windows fill the last batch of the epoch before, the others whole batches and the beginning of one.
+        first, order = np.split(order, [-epoch * len(order) % together])
         for start in range(0, len(order), POOL * together):
             part = order[start : start + POOL * together]
             part[:] = part[np.argsort(self._lengths[part], kind="stable")]
-        batches = [order[start : start + together] for start in range(0, len(order), together)]
-        return np.concatenate([batches[index] for index in rng.permutation(len(batches))])
+        *whole, rest = np.split(order, range(together, len(order) + 1, together))
+        return np.concatenate([first, *(whole[index] for index in rng.permutation(len(whole))), rest])
 
 
 def step_generator(seed: int, step: int, rank: int, device: torch.device) -> torch.Generator:
