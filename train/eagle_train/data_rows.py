@@ -70,7 +70,8 @@ def messages_of(where: str, row: Mapping[str, Any]) -> list[Message]:
     rows = next((row[key] for key in ("messages", "conversations", "conversation") if key in row), None)
     if rows is None and isinstance(answer := row.get("completion", row.get("chosen")), list):
         prompt = row.get("prompt") or []
-        rows = [*([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt), *answer]
+        before = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+        rows = answer if all(item in answer for item in before) else [*before, *answer]
     if rows is None and isinstance(row.get("instruction"), str) and isinstance(row.get("output"), str):
         asked = "\n\n".join(text for text in (row["instruction"], row.get("input")) if isinstance(text, str) and text)
         rows = [{"role": "user", "content": asked}, {"role": "assistant", "content": row["output"]}]
@@ -110,8 +111,8 @@ def _message(where: str, item: Any) -> Message:
     if not isinstance(content, str) and not (content is None and calls):
         raise RowError(f"{where}: a message needs role and content (or from and value) as text; correct the file")
     message: Message = {"role": ROLES.get(role, role), "content": content}
-    message |= {key: item[key] for key in PASSED if item.get(key) is not None}
-    if isinstance(calls, list):
+    message |= {key: item[key] for key in PASSED if item.get(key)}  # templates take an empty list for calls
+    if calls and isinstance(calls, list):
         message["tool_calls"] = [_call(call) for call in calls]
     return message
 
@@ -138,7 +139,7 @@ def _call(call: Any) -> Any:
 
 def _lines(path: Path, leave_out: Callable[[str], None]) -> Iterator[Row]:
     for number, row in json_lines(path, TrainError, "correct the file", leave_out):
-        yield f"{path}, line {number}", row
+        yield f"{path}, line {number}", _given(row)
 
 
 def _array(path: Path, leave_out: Callable[[str], None]) -> Iterator[Row]:
@@ -175,9 +176,14 @@ def _checked(path: Path, items: Any, leave_out: Callable[[str], None]) -> Iterat
             leave_out(f"{where} holds half a character (a surrogate); correct the file")
             continue
         if isinstance(item, dict):
-            yield where, item
+            yield where, _given(item)
         else:
             leave_out(f"{where} does not hold a JSON object; correct the file")
+
+
+def _given(row: dict[str, Any]) -> dict[str, Any]:
+    """A row without the keys that hold null, which stand for none where all rows have the same keys."""
+    return {key: value for key, value in row.items() if value is not None}
 
 
 def _object(text: str) -> dict[str, Any] | None:
