@@ -15,11 +15,12 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def text_lines(path: Path, error: type[EagleError], newline: str | None = "\n") -> Iterator[str]:
-    """Yields the lines of a text file in UTF-8, each with its end. Raises `error` for what is not text.
+    """Yields the lines of a text file in UTF-8, each with its end, without the mark that Windows' programs put before
+    the first. Raises `error` for what is not text.
 
     newline: as of `open`; by default "\\n" alone ends a line, not the other line ends that a text may contain."""
     try:
-        with path.open(encoding="utf-8", newline=newline) as file:
+        with path.open(encoding="utf-8-sig", newline=newline) as file:
             for line in file:
                 if "\0" in line:
                     raise error(f"{path} is not text (it holds zero bytes); give UTF-8 text")

@@ -190,6 +190,7 @@ GOOD = {"messages": DIALOGUE_OF_TWO}
         ({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": None}]}, "role and content"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]}, "only text is learned"),
         ({"messages": "hi"}, "role and content"),
+        ({"prompt": 5, "chosen": DIALOGUE_OF_TWO[1:]}, "role and content"),
         ({"messages": DIALOGUE_OF_TWO, "tools": "{"}, "tools are text that is not JSON"),
         ({"something": 1}, "the row holds no 'ids'"),
         ({"ids": [1, 999]}, "ids must be"),
@@ -228,15 +229,21 @@ QUESTION, HO = "<user>hi\n<assistant>", "ho$"
         ({"conversation": [{"from": "chatgpt", "value": "x"}, *DIALOGUE_OF_TWO]}, f"^{QUESTION}ho$\n", HO),
         ({"prompt": DIALOGUE_OF_TWO[:1], "completion": DIALOGUE_OF_TWO[1:]}, f"^{QUESTION}ho$\n", HO),
         ({"prompt": "hi", "chosen": DIALOGUE_OF_TWO[1:], "rejected": []}, f"^{QUESTION}ho$\n", HO),
+        ({"prompt": "hi", "chosen": DIALOGUE_OF_TWO, "rejected": []}, f"^{QUESTION}ho$\n", HO),
         ({"prompt": "hi ", "completion": "ho"}, "hi ho", "ho"),
         ({"instruction": "hi", "input": "", "output": "ho"}, f"^{QUESTION}ho$\n", HO),
         ({"text": "hi", "messages": DIALOGUE_OF_TWO}, f"^{QUESTION}ho$\n", HO),
         ({"text": "hi"}, "hi", "hi"),
+        ({"text": "hi", "messages": None, "ids": None, "prompt": None}, "hi", "hi"),
+        ({"messages": None, "conversations": DIALOGUE_OF_TWO, "tools": None}, f"^{QUESTION}ho$\n", HO),
+        ({"messages": [DIALOGUE_OF_TWO[0], {**DIALOGUE_OF_TWO[1], "tool_calls": []}]}, f"^{QUESTION}ho$\n", HO),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_forms_of_rows(tmp_path: Path, row: dict[str, Any], text: str, learned: str) -> None:
-    target = text_target(tmp_path / "target")
+    """By a template that takes one call or none, as Llama-3's do."""
+    one_call = "{% for m in messages %}{{ m.tool_calls[0].id if 'tool_calls' in m }}{% endfor %}"
+    target = text_target(tmp_path / "target", one_call + CHAT)
     for name, content in (("a.jsonl", json.dumps(row)), ("a.json", json.dumps([row], indent=1))):
         (tmp_path / name).write_text(content)
         (example,) = read(target, tmp_path / name)
@@ -280,6 +287,15 @@ def test_calls_of_tools_reach_the_template(tmp_path: Path) -> None:
     (example,) = read(text_target(tmp_path / "target", template), write_rows(tmp_path / "a.jsonl", [row]))
     assert as_text(example.ids) == "[f]<user>hi<assistant>f(1)$<tool>1<assistant>ho$"
     assert as_text([i for i, on in zip(example.ids, example.mask, strict=True) if on]) == "f(1)$ho$"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.txt"])
+def test_files_with_the_byte_order_mark_of_windows(tmp_path: Path, name: str) -> None:
+    content = "hi" if name == "a.txt" else json.dumps(GOOD) if name == "a.jsonl" else json.dumps([GOOD])
+    (tmp_path / name).write_text(content, encoding="utf-8-sig")
+    reader = TextReader(text_target(tmp_path / "target"), 256, [EOS])
+    (example,) = reader.read([tmp_path / name])
+    assert as_text(example.ids) == ("hi" if name == "a.txt" else f"^{QUESTION}ho$\n") and reader.skipped == 0
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
