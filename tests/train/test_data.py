@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from conftest import GOLDEN, load_trace
 from eagle_train import data
@@ -332,6 +334,49 @@ def test_windows_are_the_texts_cut_to_length(
     counts = windows.loss_counts(256)
     under_loss = [i for ids, mask in wanted for i, on in zip(ids, mask, strict=True) if on]
     assert counts.tolist() == [under_loss.count(token) for token in range(256)]
+
+
+def with_bos(target: Path) -> Path:
+    """Lets the tokenizer put a bos before each text, as Llama's do."""
+    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 2)])
+    tokenizer.save(str(target / "tokenizer.json"))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("row", "windows"),
+    [
+        ({"text": "abcdefgh"}, ["^abc", "^def", "^gh"]),
+        ({"text": "^abcdef"}, ["^abc", "^def"]),  # rendered by a chat template, so it has its bos
+        ({"prompt": "^ab", "completion": "cdef"}, ["^abc", "^def"]),
+        ({"ids": [2, *(ord(char) + 3 for char in "abcdef")]}, ["^abc", "^def"]),
+        ({"ids": [ord(char) + 3 for char in "abcdef"]}, ["abcd"]),
+        ({"messages": [{"role": "user", "content": ""}, {"role": "assistant", "content": "abcdef"}]}, ["^abc", "^def"]),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_every_window_of_a_text_with_a_bos_begins_with_it_once(
+    tmp_path: Path, row: dict[str, Any], windows: list[str]
+) -> None:
+    """The target never reads a text without it, and states of a second one are unlike others."""
+    target = with_bos(
+        text_target(tmp_path / "target", "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    )
+    row = json.loads(json.dumps(row).replace("^", "<s>"))
+    examples = read(target, write_rows(tmp_path / "a.jsonl", [row]))
+    cut = write_windows(examples, tmp_path / "windows", 4, "data")
+    assert [as_text(cut.ids[cut.window(index)].tolist()) for index in range(len(cut))] == windows
+
+
+def test_ids_of_another_tokenizer_are_left_out(tmp_path: Path) -> None:
+    target = text_target(tmp_path / "target")
+    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    tokenizer.add_special_tokens([f"<{number}>" for number in range(200)])
+    tokenizer.save(str(target / "tokenizer.json"))
+    reader = TextReader(target, 256, [EOS])
+    assert len(list(reader.read([write_rows(tmp_path / "a.jsonl", [{"text": "ab<199>"}, {"text": "abc"}])]))) == 1
+    assert "line 1: the tokenizer gives the id 330, but the target knows 256" in reader.skip_reason
 
 
 def test_digest_tells_data_apart(tmp_path: Path) -> None:

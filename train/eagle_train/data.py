@@ -7,7 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,13 @@ BLOCK_CHARS = 1 << 20  # of a plain text file, tokenised at a time
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One text. mask: which ids carry loss. prefix: ids that begin every window of it (a text's bos)."""
+    """One text. mask: which ids carry loss. prefix: ids that begin every window of it (a text's bos). begun: how many
+    of the ids are that prefix."""
 
     ids: Sequence[int]
     mask: Sequence[bool]
     prefix: Sequence[int] = ()
+    begun: int = 0
 
 
 class TextReader:
@@ -84,12 +86,12 @@ class TextReader:
     def _file(self, path: Path) -> Iterator[Example]:
         rows = rows_of(path, self._leave_out)
         if rows is None:
-            for block in joined(text_lines(path, TrainError, newline=""), BLOCK_CHARS):
-                yield self._plain(str(path), block)
-            return
+            blocks = joined(text_lines(path, TrainError, newline=""), BLOCK_CHARS)
+            rows = ((str(path), {"text": block}) for block in blocks)
         for where, row in rows:
             try:
-                yield from self._row(where, row)
+                for example in self._row(where, row):
+                    yield self._checked(where, example)
             except RowError as error:
                 self._leave_out(str(error))
 
@@ -105,6 +107,16 @@ class TextReader:
         if (pair := completion_of(row)) is not None:
             return [self._completed(where, *pair)]
         return self._conversation(where, messages_of(where, row), tools_of(where, row))
+
+    def _checked(self, where: str, example: Example) -> Example:
+        """Returns an example whose windows all begin with the bos if its text does. Raises RowError."""
+        if (largest := max(example.ids, default=0)) >= self._vocab_size:
+            raise RowError(
+                f"{where}: the tokenizer gives the id {largest}, but the target knows {self._vocab_size}; use the "
+                "tokenizer.json of this target"
+            )
+        bos: list[int] = [self.tokenizer(where).bos_token_id] if (self._target / "tokenizer.json").is_file() else []
+        return replace(example, prefix=bos, begun=1) if bos and [*example.ids[:1]] == bos else example
 
     def _ids(self, where: str, row: Mapping[str, Any]) -> Example:
         ids = ids_of(where, row["ids"], self._vocab_size)
@@ -262,7 +274,7 @@ def write_windows(examples: Iterable[Example], folder: Path, seq_len: int, name:
         for example in examples:
             prefix = list(example.prefix)
             step = seq_len - len(prefix)
-            for first in range(0, len(example.ids), step):
+            for first in range(example.begun, len(example.ids), step):
                 ids = np.array([*prefix, *example.ids[first : first + step]], np.int32)
                 mask = np.array([*[False] * len(prefix), *example.mask[first : first + step]], np.bool_)
                 if not mask[2:].any():
