@@ -13,6 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from eagle_export.graphs.pair import open_pair
@@ -323,6 +325,50 @@ def test_prompts_come_in_the_forms_of_training_data(tmp_path: Path) -> None:
     assert first.ids == [ord("a") + 3]
     assert [each.questions[0]["content"] for each in others] == ["add\n\n1 2", "b", "u", "hi"]
     assert all(len(each.questions) == 1 for each in others), "answers that a row holds are written anew"
+
+
+def test_a_row_of_messages_is_a_dialogue_whatever_else_it_holds(tmp_path: Path) -> None:
+    """UltraChat repeats the first question under "prompt", Alpaca renders question and answer by another template under
+    "text". Text with a bos of its own gets no second one."""
+    target, file = text_target(tmp_path / "target"), tmp_path / "prompts.jsonl"
+    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 2)])
+    tokenizer.save(str(target / "tokenizer.json"))
+    rows: list[dict[str, Any]] = [{"prompt": "hi", "messages": DIALOGUE}]
+    rows += [{"instruction": "add", "input": "", "output": "3", "text": "### add\n### 3"}, {"prompt": "<s>b"}]
+    asked = Prompts(write(file, [*rows, {"prompt": "c", "chosen": "d"}]), target, 131, 90, Sampling())
+    assert asked.count() == 4 and not asked.left_out
+    chat, alpaca, rendered, pair = asked.dialogues()
+    assert [each.questions[0]["content"] for each in (chat, alpaca)] == ["hi", "add"]
+    assert [each.ids for each in (rendered, pair)] == [[2, ord("b") + 3], [2, ord("c") + 3]]
+
+
+def test_tools_are_described_to_the_target_without_results_of_calls_that_it_did_not_make(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    target = text_target(tmp_path / "target", "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}" + CHAT)
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+    messages = [DIALOGUE[0], call, {"role": "tool", "content": "7"}, DIALOGUE[1], {"role": "user", "content": "b"}]
+    messages += [call, {"role": "tool", "content": "8"}]
+    file = write(tmp_path / "prompts.jsonl", [{"messages": messages, "tools": tools, "further": 1}])
+    asked, sampler = Prompts(file, target, 131, 90, Sampling(max_new_tokens=9)), Scripted(["A$", "B$", "c$", "C$"])
+    assert asked.count() == 1
+    ((dialogue, _),) = Asker(sampler, asked, set()).answered()
+    assert [each["content"] for each in dialogue.messages] == ["hi", "A", "b", "B", "c", "C"]
+    assert dialogue.row() == {"messages": dialogue.messages, "tools": tools}
+    assert all(
+        bytes(token - 3 for token in request.ids if token > 2).startswith(b"[f]") for request in sampler.requests
+    )
+
+
+def test_rows_without_a_prompt_of_text_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, image = text_target(tmp_path / "target"), {"role": "user", "content": [{"type": "image", "url": "x"}]}
+    nothing = {"role": "user", "content": None}
+    rows: list[dict[str, Any]] = [{"prompt": "a", "temperature": None}, {"messages": [nothing]}, {"messages": [image]}]
+    file = write(tmp_path / "prompts.jsonl", [*rows, {"ids": [999]}])
+    assert main(generate(target, file, tmp_path / "out.jsonl", "--max-new-tokens", "4")) == 0
+    said, *_ = capsys.readouterr().err.splitlines()
+    assert f"3 prompts cannot be answered and are left out ({file}, line 2: a message needs role" in said
+    assert len((tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()) == 1
 
 
 def test_a_later_question_that_the_template_refuses_ends_its_dialogue_alone(tmp_path: Path) -> None:

@@ -65,6 +65,13 @@ def completion_of(row: Mapping[str, Any]) -> tuple[str, str] | None:
     return (prompt, answer) if isinstance(prompt, str) and isinstance(answer, str) else None
 
 
+def prompt_of(row: Mapping[str, Any]) -> str | None:
+    """Returns the text of a row that is to be continued as it is; None for one that holds ids or messages, which may
+    repeat their question, or what the template of another model makes of it, under "prompt" or "text"."""
+    text = row.get("prompt", row.get("text"))
+    return text if isinstance(text, str) and (completion_of(row) or not is_chat(row)) else None
+
+
 def messages_of(where: str, row: Mapping[str, Any]) -> list[Message]:
     """Returns the messages of a row in any of its forms, without answers before the first question. Raises RowError."""
     rows = next((row[key] for key in ("messages", "conversations", "conversation") if key in row), None)

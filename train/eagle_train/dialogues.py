@@ -13,18 +13,25 @@ from eagle_calib.text_files import json_lines
 from eagle_runtime.base.errors import first_line
 from eagle_train.config import Sampling
 from eagle_train.data import ids_of, load_tokenizer
-from eagle_train.data_rows import CHATS, Message, messages_of, rows_of
-from eagle_train.errors import TrainError
+from eagle_train.data_rows import Message, is_chat, messages_of, prompt_of, rows_of, tools_of
+from eagle_train.errors import RowError, TrainError
 
 OVERRIDES = ("temperature", "top_p", "top_k", "max_new_tokens")  # settings that a prompt's row may have
+ANSWERS = (
+    "assistant",
+    "tool",
+    "function",
+    "ipython",
+)  # roles of what stood between questions, written anew or left out
+Tools = list[Mapping[str, Any]] | None
 MARK = "\u2063user\u2063"  # stands for a user's text, to find where the template puts it
 
 
 @dataclass(slots=True)
 class Dialogue:
     """A prompt and its answers so far: ids to continue once, or questions that are answered one after another. number:
-    in the run. turn: of what is sampled next. further: questions that the target is to ask after that. asks: whether
-    such a question is what is sampled next."""
+    in the run. turn: of what is sampled next. tools: that the chat template describes. further: questions that the
+    target is to ask after that. asks: whether such a question is what is sampled next."""
 
     sampling: Sampling
     number: int = 0
@@ -33,13 +40,14 @@ class Dialogue:
     prompt_tokens: int = 0
     questions: list[Message] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
+    tools: Tools = None
     further: int = 0
     asks: bool = False
 
     def row(self) -> dict[str, Any]:
         """Returns the JSONL row to train on."""
         if self.messages:
-            return {"messages": self.messages}
+            return {"messages": self.messages} | ({"tools": self.tools} if self.tools else {})
         return {"ids": self.ids, "prompt_tokens": self.prompt_tokens}
 
 
@@ -59,10 +67,11 @@ class Prompts:
             self._tokenizer = load_tokenizer(self._target, where)
         return self._tokenizer
 
-    def rendered(self, messages: Sequence[Message]) -> list[int]:
+    def rendered(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         """Returns the ids of a conversation that the target is to answer. Raises TrainError."""
+        render = self.tokenizer().apply_chat_template
         try:
-            return list(self.tokenizer().apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+            return list(render(messages, tools=tools, add_generation_prompt=True, return_dict=False))
         except Exception as error:  # a template may raise any exception
             raise TrainError(
                 f"the chat template of {self._target} fails on a prompt ({first_line(error)}); give 'prompt' or "
@@ -70,9 +79,9 @@ class Prompts:
             ) from None
 
     def count(self) -> int:
-        """Reads all prompts, and returns how many answers they ask for. A prompt that is empty, that the context does
-        not hold, or that the chat template refuses, is left out: it would end a run in its middle. Raises
-        TrainError."""
+        """Reads all prompts, and returns how many answers they ask for. A prompt that is empty or holds more than text,
+        that the context does not hold, or that the chat template refuses, is left out: it would end a run in its
+        middle. Raises TrainError."""
         answers = 0
         for where, dialogue in self._read():
             if (reason := self._unanswerable(dialogue)) is None:
@@ -97,16 +106,21 @@ class Prompts:
             lines = json_lines(self._file, TrainError, "correct the file")
             rows = ((f"{self._file}, line {line}", row) for line, row in lines)
         for where, row in rows:
-            yield where, self._dialogue(where, row)
+            try:
+                yield where, self._dialogue(where, row)
+            except RowError as error:
+                self.left_out[where] = str(error).removeprefix(f"{where}: ")
 
     def _unanswerable(self, dialogue: Dialogue) -> str | None:
         """Why the first answer of a dialogue cannot be written; None if it can."""
         if not dialogue.ids and not dialogue.questions:
             return "the prompt is empty"
         try:
-            ids = dialogue.ids or self.rendered(next_question(dialogue.questions))
+            ids = dialogue.ids or self.rendered(next_question(dialogue.questions), dialogue.tools)
         except TrainError as error:
             return str(error)
+        if max(ids, default=0) >= self._vocab_size:
+            return f"the tokenizer gives the id {max(ids)}, but the target knows {self._vocab_size}"
         return None if len(ids) < self._context else f"{len(ids)} tokens, but the target's context is {self._context}"
 
     def _dialogue(self, where: str, row: Mapping[str, Any]) -> Dialogue:
@@ -116,26 +130,29 @@ class Prompts:
             raise TrainError(f"{where}: {error}") from None
         if "ids" in row:
             ids = ids_of(where, row["ids"], self._vocab_size)
-        elif isinstance(text := row.get("prompt", row.get("text")), str):
-            ids = list(self.tokenizer(where)(text)["input_ids"])
+        elif (text := prompt_of(row)) is not None:
+            tokenizer = self.tokenizer(where)
+            begun = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
+            ids = list(tokenizer(text, add_special_tokens=not begun)["input_ids"])
         else:
             further = row.get("further", 0)
             if type(further) is not int or further < 0:
                 raise TrainError(f"{where}: further is {further!r}, but must be a number of questions")
-            return Dialogue(sampling, questions=self._questions(where, row), further=further)
+            questions, tools = self._questions(where, row), tools_of(where, row)
+            return Dialogue(sampling, questions=questions, tools=tools, further=further)
         return Dialogue(sampling, ids=ids)
 
     def _questions(self, where: str, row: Mapping[str, Any]) -> list[Message]:
         if not self.tokenizer(where).chat_template:
-            raise TrainError(f"{where}: the target has no chat template; give 'prompt' or 'ids'")
+            raise TrainError(f"{where}: the target has no chat template; give rows of 'prompt' or 'ids'")
         turns = row.get("turns")
         if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
             return [{"role": "user", "content": turn} for turn in turns]
         if isinstance(row.get("prompt"), list):
             row = {"messages": row["prompt"]}
-        if not any(key in row for key in CHATS):
+        if not is_chat(row):
             raise TrainError(f"{where}: the row has none of 'ids', 'prompt', 'turns' and 'messages'; correct the file")
-        asked = [message for message in messages_of(where, {"output": "", **row}) if message["role"] != "assistant"]
+        asked = [each for each in messages_of(where, {"output": "", **row}) if each["role"] not in ANSWERS]
         return asked if any(message["role"] == "user" for message in asked) else []
 
 
@@ -150,11 +167,12 @@ def next_question(questions: Sequence[Message]) -> list[Message]:
     return list(questions[: users[0] + 1] if users else questions)
 
 
-def user_header(tokenizer: Any, messages: Sequence[Message]) -> str:
+def user_header(tokenizer: Any, messages: Sequence[Message], tools: Tools = None) -> str:
     """Returns messages as the chat template renders them, up to where another turn of the user begins. Raises
     TrainError for a template that does not put the user's text down as it is."""
     try:
-        text = str(tokenizer.apply_chat_template([*messages, {"role": "user", "content": MARK}], tokenize=False))
+        marked = [*messages, {"role": "user", "content": MARK}]
+        text = str(tokenizer.apply_chat_template(marked, tools=tools, tokenize=False))
     except Exception as error:  # a template may raise any exception
         raise TrainError(f"the chat template fails ({first_line(error)})") from None
     before, mark, _ = text.partition(MARK)

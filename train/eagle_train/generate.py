@@ -48,9 +48,10 @@ def generate_answers(
     has written; a complete file stays as it is.
 
     Rows of ids, or of text under "prompt" or "text", become {"ids", "prompt_tokens"}: exactly the tokens that were
-    sampled. Rows of "turns", "messages" or "conversations" become {"messages"} with every answer by the target. A row
-    may have "temperature", "top_p", "top_k" and "max_new_tokens" of its own, and one of the latter kind "further": the
-    number of questions that the target asks itself afterwards, in the user's place."""
+    sampled. Rows of "turns", "messages" or "conversations" become {"messages"} with every answer by the target, and
+    "tools" if they have some, whose calls and results are left out. A row may have "temperature", "top_p", "top_k" and
+    "max_new_tokens" of its own, and one of the latter kind "further": the number of questions that the target asks
+    itself afterwards, in the user's place."""
     partial, progress = PartialFile(output), Progress()
     if output.is_file() and not partial.path.is_file():
         if not resume:
@@ -155,7 +156,8 @@ class Asker:
             ids, sampling, messages = dialogue.ids, dialogue.sampling, dialogue.messages
             if dialogue.asks:
                 tokenizer = self._prompts.tokenizer()
-                ids = list(tokenizer(user_header(tokenizer, messages), add_special_tokens=False)["input_ids"])
+                header = user_header(tokenizer, messages, dialogue.tools)
+                ids = list(tokenizer(header, add_special_tokens=False)["input_ids"])
                 sampling = replace(ASKING, seed=sampling.seed)
             elif not ids:
                 if dialogue.questions and (not messages or messages[-1]["role"] != "user"):
@@ -163,7 +165,7 @@ class Asker:
                     del dialogue.questions[: len(asked)]
                     messages = [*messages, *asked]
                 try:
-                    ids = self._prompts.rendered(messages)
+                    ids = self._prompts.rendered(messages, dialogue.tools)
                 except TrainError:
                     if not dialogue.turn:
                         raise
