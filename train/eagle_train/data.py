@@ -254,6 +254,11 @@ class Windows:
         """Returns the slice of ids and mask that the window consists of."""
         return slice(int(self.starts[index]), int(self.starts[index + 1]))
 
+    def digests(self) -> Iterator[bytes]:
+        """Yields what tells the ids of each window apart."""
+        for index in range(len(self)):
+            yield hashlib.blake2b(self.ids[self.window(index)].tobytes(), digest_size=16).digest()
+
     def loss_counts(self, vocab_size: int) -> npt.NDArray[np.int64]:
         """Returns [V]: how often each id carries loss."""
         counts = np.zeros(vocab_size, np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from eagle_export.heads.ahead import HeadsAhead
@@ -17,6 +18,7 @@ from eagle_train.data import Windows
 from eagle_train.head import AnyHead
 from eagle_train.metrics import Acceptance, Tally
 from eagle_train.objective import Vocabulary, measure
+from eagle_train.precision import mixed
 from eagle_train.taught import Taught
 
 EVAL_WINDOWS = 64
@@ -33,17 +35,20 @@ def examine(
     config: TrainConfig,
     device: torch.device,
 ) -> tuple[Acceptance, Acceptance]:
-    """Returns the acceptance on the first EVAL_WINDOWS windows, and that of a block head without its transitions.
+    """Returns the acceptance on EVAL_WINDOWS windows, spread evenly over all files, and that of a block head without
+    its transitions.
 
     as_read: replaces the target's features by those that the head reads."""
     tally, free = Tally(config.measured_steps, device), Tally(config.measured_steps, device)
-    for index in range(min(EVAL_WINDOWS, len(windows))):  # one at a time: whole vocabularies of logits are large
-        batch = gather(windows, [index], device)
-        taught = teacher.teach(windows, [index], batch)
-        if isinstance(head, BlockHead):
-            measure_block(head, shape, batch, taught, vocabulary, tally, free)
-        elif isinstance(head, HeadsAhead):
-            measure_ahead(head, batch, as_read(taught), tally)
-        else:
-            measure(head, shape, batch, as_read(taught), vocabulary, config, tally)
+    count = len(windows)
+    for index in np.linspace(0, count - 1, min(EVAL_WINDOWS, count)).astype(int).tolist():
+        batch = gather(windows, [index], device)  # one at a time: whole vocabularies of logits are large
+        taught = teacher.teach(windows, [index], batch)  # in the target's own precision
+        with mixed(device):
+            if isinstance(head, BlockHead):
+                measure_block(head, shape, batch, taught, vocabulary, tally, free)
+            elif isinstance(head, HeadsAhead):
+                measure_ahead(head, batch, as_read(taught), tally)
+            else:
+                measure(head, shape, batch, as_read(taught), vocabulary, config, tally)
     return tally.read(), free.read()

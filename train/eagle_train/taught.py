@@ -120,7 +120,10 @@ def likeliest(states: Tensor, lm_head: Tensor, asked: Tensor) -> tuple[Tensor, T
 
 
 def _logits(states: Tensor, lm_head: Tensor) -> Tensor:
-    return linear(states.to(lm_head.dtype), lm_head).float()
+    with torch.autocast(
+        states.device.type, enabled=False
+    ):  # a head may compute in bfloat16, which would make ties here
+        return linear(states.to(lm_head.dtype), lm_head).float()
 
 
 @dataclass(frozen=True, slots=True)

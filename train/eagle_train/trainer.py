@@ -138,6 +138,8 @@ def _prepare(
             if fresh:
                 shutil.rmtree(job.output, ignore_errors=True)
             raise
+        if job.eval_data and config.steps != 0 and (repeated := _repeated(work)):
+            say(f"{repeated} held-out windows are training text too; what is measured on those holds for no other text")
         if reader.skipped:
             say(f"{reader.skipped} rows left out, which cannot be used; the first: {reader.skip_reason}")
     processes.wait_for_everyone()
@@ -327,17 +329,16 @@ class Run:
         """Returns the acceptance on the held-out data, if given, and logs it."""
         if self._held_out is None:
             return None
-        with mixed(self._device):
-            acceptance, free = examine(
-                self._head,
-                self._shape,
-                self._held_out,
-                self._examiner,
-                self._as_read,
-                self._vocabulary,
-                self._config,
-                self._device,
-            )
+        acceptance, free = examine(
+            self._head,
+            self._shape,
+            self._held_out,
+            self._examiner,
+            self._as_read,
+            self._vocabulary,
+            self._config,
+            self._device,
+        )
         row = {"event": "eval", "step": self._progress.step, **acceptance.to_json()}
         if self._shape.markov_rank:
             row["without_transitions"] = free.to_json()
@@ -394,6 +395,13 @@ def _logged_step(row: str) -> int:
         return int(json.loads(row).get("step", 0))
     except (ValueError, RecursionError):  # a line cut off when the process was killed
         return sys.maxsize
+
+
+def _repeated(work: Path) -> int:
+    """Returns how many windows of held-out text are among those to train on."""
+    learned, held_out = (open_windows(work / name).digests() for name in ("data", "eval"))
+    known = set(learned)
+    return sum(digest in known for digest in held_out)
 
 
 def _names(paths: Sequence[Path]) -> str:
