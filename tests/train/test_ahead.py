@@ -82,6 +82,13 @@ def test_training_goes_on_where_it_stopped(tmp_path: Path, data: Path, kind: str
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
+def test_heads_beyond_all_windows_are_kept_by_a_checkpoint(tmp_path: Path) -> None:
+    short = tmp_path / "short.jsonl"
+    short.write_text("\n".join(json.dumps({"ids": [70 + number, 80, 90, 100]}) for number in range(16)))
+    for more in (["--steps", "1"], ["--steps", "2", "--resume"]):
+        assert train("medusa", short, tmp_path / "head", *more) == 0
+
+
 @pytest.fixture(scope="module")
 def target() -> FrozenTarget:
     return FrozenTarget(TARGET, torch.device("cpu"))

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from eagle_export.bundle import export
 from eagle_export.graphs.pair import open_pair
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
+from eagle_train import precision
 from eagle_train.cli import _from_arguments, _parser, main
 from eagle_train.config import TrainConfig, TrainingJob
 from eagle_train.head import vocabulary_of
@@ -291,7 +292,29 @@ def test_a_full_disk_leaves_the_last_checkpoint(
     assert checkpoint_step(head) == 8
 
 
-def test_cached_features_give_the_same_head_and_are_never_stale(answers: Path, tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_leave_the_last_checkpoint(
+    answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loss of the step that makes them so is a number still."""
+    head = tmp_path / "head"
+    assert train("eagle1", answers, head, "--steps", "2") == 0
+    before = (head / "training" / "checkpoint.safetensors").read_bytes()
+
+    def infinite(parameters: Iterable[torch.Tensor], limit: float) -> None:
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad.fill_(torch.nan)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", infinite)
+    assert train("eagle1", answers, head, "--steps", "3", "--resume") == 2
+    assert "weights are not finite after step 3" in capsys.readouterr().err.splitlines()[-1]
+    assert (head / "training" / "checkpoint.safetensors").read_bytes() == before
+
+
+def test_cached_features_give_the_same_head_and_are_never_stale(
+    answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "has_bf16", lambda device: False)  # bfloat16 makes five times the difference of fp16
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(answers.read_text(encoding="utf-8").splitlines()[:24]), encoding="utf-8")
     cache = tmp_path / "cache"
@@ -305,7 +328,7 @@ def test_cached_features_give_the_same_head_and_are_never_stale(answers: Path, t
     assert same_weights(tmp_path / "filled", tmp_path / "read")
     untrained("eagle3", few, tmp_path / "new")
     online, cached, new = (all_weights(tmp_path / name) for name in ("online", "read", "new"))
-    assert (online - cached).norm() < 0.05 * (online - new).norm()  # fp16, through AdamW's first steps
+    assert (online - cached).norm() < 0.02 * (online - new).norm()  # fp16, through AdamW's first steps
 
     more = tmp_path / "more.jsonl"
     more.write_text(few.read_text(encoding="utf-8") + '\n{"ids": [80, 81, 82, 83]}\n', encoding="utf-8")
@@ -377,7 +400,7 @@ def six_layers(folder: Path) -> Path:
 def test_what_is_refused(answers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def refused(*arguments: str) -> str:
         capsys.readouterr()
-        assert main(["head", *arguments, *QUICK]) == 2
+        assert main(["head", *QUICK, *arguments]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("eagle-train: ")
         return line
@@ -404,6 +427,7 @@ def test_what_is_refused(answers: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "nothing to learn from" in refused(*both, "--data", str(empty), "-o", new, *one)
     assert "would stay untrained; give 1 or more" in refused(*both, *data, "-o", new, "--steps", "0")
     assert not Path(new).exists()  # a refused run leaves no files
+    assert "the context of" in refused(*both, *data, "-o", new, *one, "--seq-len", "4096")
     assert "nothing to resume" in refused(*both, *data, "-o", new, *one, "--resume")
     assert "does not exist" in refused(*both, *data, "-o", str(tmp_path / "no" / "head"), *one)
     (tmp_path / "full").mkdir()

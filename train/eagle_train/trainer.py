@@ -89,6 +89,10 @@ def _train(
     try:
         with _opened_bundle(job, config) as bundle:
             target = FrozenTarget(job.target, device)
+            if config.seq_len > (context := int(target.config.max_position_embeddings)):
+                raise TrainError(
+                    f"seq_len is {config.seq_len}, but the context of {job.target} is {context}; give a smaller seq_len"
+                )
             shape_of(config, target, target.vocab_size)  # raises for an unsuitable target before any long work
             given = None if job.init is None else read_head(job.init, target, config)
             if bundle is not None:
@@ -248,7 +252,7 @@ class Run:
                 self._print_progress(loss, tally.read())
                 reported = elapsed
             if step % config.save_every == 0:
-                self._save(loss)
+                self._save()
                 saved = step
             if step % config.eval_every == 0 and config.used(step, elapsed) < 1:
                 self._evaluate()
@@ -258,7 +262,7 @@ class Run:
         if not main:
             return None
         if saved != self._progress.step or not self._checkpoint.exists():
-            self._save(loss if self._progress.step else None)
+            self._save()
         if config.inputs == "feature+unshifted":
             say(
                 "decoding feeds no head with unshifted tokens, so this one is not saved, only measured on held-out data"
@@ -294,10 +298,11 @@ class Run:
         with mixed(self._device):
             loss, parts = self._objective(batch, taught, step, tally)
         loss.backward()  # type: ignore[no-untyped-call]
-        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
-        if self._processes.num_processes > 1:
-            for gradient in gradients:
-                gradient.copy_(reduce_over_processes(gradient, "mean"))
+        for parameter in self._parameters.values():
+            if parameter.grad is None:  # of Medusa's heads that look beyond short windows: their loss is 0
+                parameter.grad = torch.zeros_like(parameter)
+            if self._processes.num_processes > 1:
+                parameter.grad.copy_(reduce_over_processes(parameter.grad, "mean"))
         torch.nn.utils.clip_grad_norm_(self._parameters.values(), CLIP)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -373,11 +378,11 @@ class Run:
             f"n-alpha {alphas} tau {acceptance.tau:.2f}"
         )
 
-    def _save(self, loss: Tensor | None) -> None:
-        """Write a checkpoint, unless the loss is not finite: then the checkpoint before stays."""
-        if loss is not None and not torch.isfinite(loss):
+    def _save(self) -> None:
+        """Write a checkpoint, unless weights are not finite, as after a loss that is not: then the one before stays."""
+        if not all(bool(torch.isfinite(value).all()) for value in self._parameters.values()):
             raise TrainError(
-                f"the loss is {float(loss)} at step {self._progress.step}, so nothing was saved over the checkpoint "
+                f"weights are not finite after step {self._progress.step}, so nothing was saved over the checkpoint "
                 "before; start again with a lower lr"
             )
         save_checkpoint(self._checkpoint, self._parameters, self._optimizer, self._progress, self._identity)
