@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -129,6 +130,20 @@ def test_an_interrupted_fill_goes_on(
     for index in range(len(windows)):
         ours, theirs = (taught(each, windows, [index]) for each in (parts, whole))
         assert torch.equal(ours.features, theirs.features) and torch.equal(ours.said.best, theirs.said.best)
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system reserves no space")
+def test_the_disks_space_is_taken_before_it_is_written(
+    target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that other programs fill meanwhile would end the process in the middle of a write to a map."""
+    long = write_windows([Example([7] * 2000, [True] * 2000)], tmp_path / "windows", 2000, "text")
+    monkeypatch.setattr(cache, "_compute", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        CachedTeacher(tmp_path / "cache", target, (), long, "target")
+    (place,) = (tmp_path / "cache").iterdir()
+    for status in (path.stat() for path in place.glob("*.npy")):
+        assert 512 * status.st_blocks >= status.st_size
 
 
 def test_numbers_beyond_fp16_are_kept(target: FrozenTarget, windows: Windows, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -112,10 +113,18 @@ def _fill(place: Path, target: FrozenTarget, taps: tuple[int, ...], windows: Win
                 if name in missing:
                     with replacing(path, path.with_name(f".{path.name}.new")) as new:
                         np.lib.format.open_memmap(new, "w+", kind, (total, count))
+                        _reserve(new)
                 files[name] = np.load(path, mmap_mode="r+")
             _compute(place, target, taps, windows, files)
         except OSError as error:
             raise TrainError(f"the cache in {place.parent} could not be written ({error}); train without one") from None
+
+
+def _reserve(path: Path) -> None:
+    """Takes the disk's space for a file. A map of one without it would end the process where the disk is full."""
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
 def _compute(
