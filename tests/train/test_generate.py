@@ -24,7 +24,7 @@ from eagle_train.config import Sampling
 from eagle_train.data import load_tokenizer
 from eagle_train.dialogues import Prompts, user_header
 from eagle_train.errors import TrainError
-from eagle_train.generate import Asker
+from eagle_train.generate import Asker, _run_of
 from eagle_train.graphed import GraphedSampler
 from eagle_train.partial import PartialFile
 from eagle_train.sampling import choose, cut_loop, uniform
@@ -230,6 +230,27 @@ def test_a_stopped_run_goes_on(
     assert main(generate(folder, rows, out, *options, "64", "--seed", "1")) == 2
     said = f"eagle-train: {out} exists; choose another name, delete it to begin anew, or give --resume to keep it"
     assert capsys.readouterr().err == f"{said}\n" and out.read_bytes() == whole.read_bytes()
+
+
+def test_what_decides_the_answers_decides_whether_a_run_goes_on(tmp_path: Path) -> None:
+    """Not the name and size of files: answers may be written next to the weights, which may be trained meanwhile."""
+    target, rows = text_target(tmp_path / "target"), write(tmp_path / "prompts.jsonl", [{"prompt": "a"}])
+
+    def run() -> str:
+        return _run_of(target, rows, Sampling(), None)
+
+    before = run()
+    (target / "answers.partial.jsonl").write_text("{}", encoding="utf-8")
+    assert run() == before
+    weights = next(path for path in target.glob("*.safetensors"))
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert run() != before
+    weights.write_bytes(content)
+    assert run() == before
+    template = target / "tokenizer_config.json"
+    template.write_text(template.read_text(encoding="utf-8").replace("<user>", "<USER>") + " ", encoding="utf-8")
+    assert run() != before
 
 
 def test_a_row_has_settings_of_its_own(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

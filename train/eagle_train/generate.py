@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from eagle_calib.folder import claimed
-from eagle_runtime.base.files import file_sha256
+from eagle_runtime.base.files import MANIFEST_NAME, file_sha256
 from eagle_train.answering import AnswerSampler, Request, TargetSampler
 from eagle_train.bundle_target import opened_sampler
 from eagle_train.config import Sampling
@@ -26,8 +26,10 @@ from eagle_train.errors import TrainError
 from eagle_train.graphed import GraphedSampler
 from eagle_train.partial import PartialFile
 from eagle_train.progress import Progress, say
-from eagle_train.target import FrozenTarget, open_llama
+from eagle_train.target import FrozenTarget, fingerprint, open_llama
 
+# Files of a target that decide how prompts are written and where answers end.
+TEXTS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 TURNS = 1000  # by which the numbers of two dialogues' answers differ
 ASKING = Sampling(max_new_tokens=128, temperature=1.0, top_p=0.9, cut_loops=True)  # how the target asks questions
 
@@ -89,8 +91,9 @@ def generate_answers(
 def _run_of(target: Path, prompts: Path, sampling: Sampling, bundle: Path | None) -> str:
     """Returns a digest of what decides the answers."""
     settings = {name: value for name, value in asdict(sampling).items() if name != "batch_size"}
-    files = sorted((path.name, path.stat().st_size) for path in (bundle or target).rglob("*") if path.is_file())
-    parts = [settings, files, file_sha256(target / "config.json"), file_sha256(prompts)]
+    answers = fingerprint(open_llama(target)) if bundle is None else file_sha256(bundle / MANIFEST_NAME)
+    texts = {name: file_sha256(target / name) for name in TEXTS if (target / name).is_file()}
+    parts = [settings, answers, texts, file_sha256(prompts)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
