@@ -26,7 +26,7 @@ def read_windows(path: Path | None, text: Text, vocab_size: int, window: int, ma
     windows: list[list[int]] = []
     room = max_tokens
     for where, content in _contents(path):
-        ids = _encoded(where, content, text, vocab_size)
+        ids = _encoded(where, content, text, vocab_size, prefix)
         start = 0
         while start < len(ids) and room > 0:
             piece = ids[:window] if start == 0 else [*prefix, *ids[start : start + step]]
@@ -73,11 +73,15 @@ def _row(where: str, row: dict[str, Any]) -> str | list[Any]:
     raise CalibrationError(f"{where} has no 'turns', 'text' or 'ids' to calibrate on; correct the line")
 
 
-def _encoded(where: str, content: str | list[Any], text: Text, vocab_size: int) -> list[int]:
+def _encoded(where: str, content: str | list[Any], text: Text, vocab_size: int, prefix: list[int]) -> list[int]:
+    """Returns the ids of a text or as given. A text that has the prefix itself, as a chat template writes it, gets it
+    once. Raises CalibrationError."""
     if isinstance(content, str):
         if not text.available:
             raise CalibrationError(f"{where} is text, but the bundle has no tokenizer.json; give rows of 'ids' as data")
         content = text.encode(content) if content else []
+        if prefix and content[: 2 * len(prefix)] == 2 * prefix:
+            content = content[len(prefix) :]
     if wrong := [item for item in content if type(item) is not int or not 0 <= item < vocab_size]:
         raise CalibrationError(
             f"{where}: {wrong[0]!r} is not an id of the vocabulary of {vocab_size}; correct the text"

@@ -54,6 +54,19 @@ def test_every_window_of_a_text_begins_with_bos(with_bos: Text, tmp_path: Path) 
     assert read_windows(path, with_bos, VOCAB, 4, 100) == [[bos, *ids[:3]], [bos, *ids[3:6]], [bos, *ids[6:]]]
 
 
+def test_a_text_that_its_chat_template_began_has_one_bos(tmp_path: Path) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(GOLDEN / "byte_tokenizer.json"))
+    tokenizer.add_special_tokens(["<s>"])
+    bos = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "<s>abcdef"}')
+    text = Text(tmp_path)
+    ids = text.encode("abcdef")[1:]
+    assert read_windows(path, text, VOCAB, 4, 100) == [[bos, *ids[:3]], [bos, *ids[3:]]]
+
+
 def test_every_row_begins_a_window(plain: Text, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     rows = [{"turns": ["abc", "never read"]}, {"text": "defgh"}, {"ids": [3, 1, 2]}, {"text": ""}]
