@@ -194,6 +194,8 @@ GOOD = {"messages": DIALOGUE_OF_TWO}
         ({"messages": "hi"}, "role and content"),
         ({"prompt": 5, "chosen": DIALOGUE_OF_TWO[1:]}, "role and content"),
         ({"messages": DIALOGUE_OF_TWO, "tools": "{"}, "tools are text that is not JSON"),
+        ({"messages": DIALOGUE_OF_TWO[:1]}, "no message of the assistant follows one of the user (the roles are user)"),
+        ({"conversations": [{"from": "user", "value": "a"}, {"from": "AI", "value": "b"}]}, "(the roles are user, AI)"),
         ({"something": 1}, "the row holds no 'ids'"),
         ({"ids": [1, 999]}, "ids must be"),
         ({"text": "\ud800"}, "half a character"),

@@ -153,6 +153,9 @@ class TextReader:
             parts = _rendered(tokenizer, messages, tools)
         except Exception as error:  # a template may raise any exception
             raise RowError(f"{where}: the chat template refuses it ({first_line(error)})") from None
+        if not parts:
+            roles = ", ".join(dict.fromkeys(message["role"] for message in messages)) or "others"
+            raise RowError(f"{where}: no message of the assistant follows one of the user (the roles are {roles})")
         return [self._masked(tokenizer, text, spans) for text, spans in parts]
 
     def _masked(self, tokenizer: Any, text: str, spans: Sequence[tuple[int, int]]) -> Example:
