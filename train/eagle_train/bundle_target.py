@@ -31,7 +31,7 @@ from eagle_runtime.bundle.manifest import HeadKind, Manifest, read_manifest
 from eagle_runtime.core.target import SCORE_CHUNK
 from eagle_runtime.opening.loading import MAX_THREADS, open_bundle
 from eagle_runtime.opening.opened import OpenBundle
-from eagle_train.answering import Request, Requests
+from eagle_train.answering import Request, Requests, checked
 from eagle_train.batches import padded
 from eagle_train.data import Windows
 from eagle_train.errors import TrainError
@@ -187,11 +187,7 @@ class BundleSampler:
         """Yields each request's new tokens, one request after another. Raises TrainError for a prompt that the context
         does not hold."""
         while (request := requests.take()) is not None:
-            if len(request.ids) >= self.context:
-                raise TrainError(
-                    f"a prompt has {len(request.ids)} tokens, but the context is {self.context}; shorten it"
-                )
-            settings = request.sampling
+            settings = checked(request, self.context).sampling
             result = self._model.generate(
                 list(request.ids), max_new_tokens=settings.max_new_tokens, sampling=settings.of_answer(request.number)
             )
