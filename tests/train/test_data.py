@@ -18,7 +18,9 @@ from conftest import GOLDEN, load_trace
 from eagle_train import data
 from eagle_train.batches import Order
 from eagle_train.cli import main
+from eagle_train.config import Sampling
 from eagle_train.data import Example, TextReader, Windows, write_windows
+from eagle_train.dialogues import Prompts
 from eagle_train.errors import TrainError
 from eagle_train.head import choose_vocabulary, coverage
 from text_targets import CHAT, EOS, text_target
@@ -80,6 +82,15 @@ def test_only_answers_and_their_ends_carry_loss(tmp_path: Path, spelling: str) -
     marked = "".join(char if on else "." for char, on in zip(text, example.mask, strict=True))
     assert marked.replace(".", " ").split() == ["hello$", "two$"]
     assert sum(example.mask) == len("hello$two$")
+
+
+def test_the_day_of_llamas_template_is_that_of_the_first_run(tmp_path: Path) -> None:
+    """A run that is resumed on another day reads the same text, and answers are given on the day that is learned."""
+    template = Path(__file__).parents[1] / "data" / "chat_templates" / "llama3_2.jinja"
+    target = text_target(tmp_path / "target", template.read_text(encoding="utf-8"))
+    (example,) = read(target, write_rows(tmp_path / "a.jsonl", [GOOD]))
+    prompt = as_text(Prompts(tmp_path, target, 256, 900, Sampling()).rendered(DIALOGUE_OF_TWO[:1], None))
+    assert "Today Date: 26 Jul 2024" in prompt and as_text(example.ids).startswith(prompt)
 
 
 def test_a_template_that_rewrites_earlier_turns_gives_one_example_per_answer(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from eagle_train.errors import RowError, TrainError
 
 WINDOW_FILES = ("ids.bin", "mask.bin", "starts.bin", "digest")  # of a folder of windows
 APART = 1 << 23  # bytes of files that are worth starting processes for
+DAY = "26 Jul 2024"  # Llama-3's templates write today's, which a run that is resumed tomorrow would read as other data
 BLOCK_CHARS = 1 << 20  # of a plain text file, tokenised at a time
 
 
@@ -215,13 +216,20 @@ def ids_of(where: str, ids: Any, vocab_size: int) -> list[int]:
     return ids
 
 
+def chat_of(
+    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, **options: Any
+) -> Any:
+    """Returns what the chat template makes of a conversation, on the same day each time."""
+    return tokenizer.apply_chat_template(messages, tools=tools, date_string=DAY, **options)
+
+
 def _rendered(
     tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
 ) -> list[tuple[str, list[tuple[int, int]]]]:
     """Returns (text, spans of its answers in characters) of a conversation, by rendering every prefix of it."""
 
     def render(count: int, **kwargs: Any) -> str:
-        return str(tokenizer.apply_chat_template(messages[:count], tools=tools, tokenize=False, **kwargs))
+        return str(chat_of(tokenizer, messages[:count], tools, tokenize=False, **kwargs))
 
     answers = []
     for i, message in enumerate(messages):

@@ -12,7 +12,7 @@ from typing import Any
 from eagle_calib.text_files import json_lines
 from eagle_runtime.base.errors import first_line
 from eagle_train.config import Sampling
-from eagle_train.data import ids_of, load_tokenizer
+from eagle_train.data import chat_of, ids_of, load_tokenizer
 from eagle_train.data_rows import Message, is_chat, messages_of, prompt_of, rows_of, tools_of
 from eagle_train.errors import RowError, TrainError
 
@@ -69,9 +69,8 @@ class Prompts:
 
     def rendered(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         """Returns the ids of a conversation that the target is to answer. Raises TrainError."""
-        render = self.tokenizer().apply_chat_template
         try:
-            return list(render(messages, tools=tools, add_generation_prompt=True, return_dict=False))
+            return list(chat_of(self.tokenizer(), messages, tools, add_generation_prompt=True, return_dict=False))
         except Exception as error:  # a template may raise any exception
             raise TrainError(
                 f"the chat template of {self._target} fails on a prompt ({first_line(error)}); give 'prompt' or "
@@ -172,7 +171,7 @@ def user_header(tokenizer: Any, messages: Sequence[Message], tools: Tools = None
     TrainError for a template that does not put the user's text down as it is."""
     try:
         marked = [*messages, {"role": "user", "content": MARK}]
-        text = str(tokenizer.apply_chat_template(marked, tools=tools, tokenize=False))
+        text = str(chat_of(tokenizer, marked, tools, tokenize=False))
     except Exception as error:  # a template may raise any exception
         raise TrainError(f"the chat template fails ({first_line(error)})") from None
     before, mark, _ = text.partition(MARK)
