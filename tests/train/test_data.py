@@ -104,6 +104,21 @@ def test_a_template_that_rewrites_earlier_turns_gives_one_example_per_answer(tmp
         assert as_text([i for i, on in zip(example.ids, example.mask, strict=True) if on]) == answer
 
 
+@pytest.mark.parametrize("opened", ["", "<think>\n"])
+def test_thoughts_that_a_template_leaves_out_are_learned(tmp_path: Path, opened: str) -> None:
+    """DeepSeek's leaves them out of every answer, though the target writes them first, and opens them itself."""
+    template = Path(__file__).parents[1] / "data" / "chat_templates" / "deepseek_r1_distill.jinja"
+    ascii_template = template.read_text(encoding="utf-8").replace("｜", "|").replace("▁", " ")
+    target = text_target(tmp_path / "target", ascii_template)
+    turns = [("user", "q"), ("assistant", f"{opened}thought</think>a"), ("user", "r"), ("assistant", "b")]
+    row = {"messages": [{"role": role, "content": content} for role, content in turns]}
+    first, second = read(target, write_rows(tmp_path / "a.jsonl", [row]))
+    assert as_text(first.ids) == "^<|User|>q<|Assistant|><think>\nthought</think>a$"
+    assert as_text([i for i, on in zip(first.ids, first.mask, strict=True) if on]) == "thought</think>a$"
+    assert as_text(second.ids).startswith("^<|User|>q<|Assistant|>a<")
+    assert as_text([i for i, on in zip(second.ids, second.mask, strict=True) if on]) == "b<|end of sentence|>"
+
+
 def test_conversations_the_template_refuses_are_counted(tmp_path: Path) -> None:
     strict = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
     target = text_target(tmp_path / "target", strict + CHAT)

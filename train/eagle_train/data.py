@@ -226,7 +226,9 @@ def chat_of(
 def _rendered(
     tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
 ) -> list[tuple[str, list[tuple[int, int]]]]:
-    """Returns (text, spans of its answers in characters) of a conversation, by rendering every prefix of it."""
+    """Returns (text, spans of its answers in characters) of a conversation, by rendering every prefix of it.
+
+    An answer of which the template leaves thoughts out, as in the turns of a chat, stands as the target wrote it."""
 
     def render(count: int, **kwargs: Any) -> str:
         return str(chat_of(tokenizer, messages[:count], tools, tokenize=False, **kwargs))
@@ -235,6 +237,10 @@ def _rendered(
     for i, message in enumerate(messages):
         if message["role"] == "assistant":
             asked, answered = render(i, add_generation_prompt=True), render(i + 1)
+            content = message["content"] or ""
+            if content.strip() not in answered and not message.get("tool_calls"):
+                opened = next((n for n in range(len(content), 0, -1) if asked.endswith(content[:n])), 0)
+                answered = asked + content[opened:] + (tokenizer.eos_token or "")
             answers.append((answered, (_shared_length(asked, answered), len(answered))))
     if not answers:
         return []
