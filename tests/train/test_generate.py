@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -261,7 +262,11 @@ def test_a_row_has_settings_of_its_own(folder: Path, tmp_path: Path, capsys: pyt
     first, second, third, fourth = map(json.loads, (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines())
     assert second == fourth and len(second["ids"]) == 11
     assert first != third and len(first["ids"]) == len(third["ids"]) == 15
-    for wrong, says in (({"top_p": 2}, "top_p above 0"), ({"temperature": "hot"}, "not supported")):
+    for wrong, says in (
+        ({"top_p": 2}, "top_p above 0"),
+        ({"temperature": "hot"}, "not supported"),
+        ({"temperature": math.nan}, "0 or more"),
+    ):
         write(rows, [{"ids": ids}, {"ids": ids, **wrong}])
         assert main(generate(folder, rows, tmp_path / "new.jsonl")) == 2
         (line,) = capsys.readouterr().err.splitlines()[-1:]

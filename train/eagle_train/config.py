@@ -99,7 +99,7 @@ class TrainConfig:
             raise TrainError(
                 "the input ablation is for EAGLE-1 heads; train an eagle1 head, or leave inputs at its default"
             )
-        if self.warmup < 0 or self.noise < 0 or self.classification < 0 or self.seed < 0:
+        if not (self.warmup >= 0 and self.noise >= 0 and self.classification >= 0 and self.seed >= 0):
             raise TrainError("warmup, noise, classification and seed must be 0 or more")
 
     @property
@@ -189,7 +189,7 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or self.samples < 1 or self.batch_size < 1:
             raise TrainError("max_new_tokens, samples and batch_size must be 1 or more")
-        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
+        if not (self.temperature >= 0 and 0 < self.top_p <= 1 and self.top_k >= 0):
             raise TrainError("temperature and top_k must be 0 or more, top_p above 0 and at most 1")
 
     def of_answer(self, number: int) -> SamplingParams:
