@@ -427,7 +427,9 @@ def test_what_is_refused(answers: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "nothing to learn from" in refused(*both, "--data", str(empty), "-o", new, *one)
     assert "would stay untrained; give 1 or more" in refused(*both, *data, "-o", new, "--steps", "0")
     assert not Path(new).exists()  # a refused run leaves no files
-    assert "the context of" in refused(*both, *data, "-o", new, *one, "--seq-len", "4096")
+    long = tmp_path / "long.jsonl"
+    long.write_text(json.dumps({"ids": [70] * 3000}), encoding="utf-8")
+    assert "the context of" in refused(*both, "--data", str(long), "-o", new, *one, "--seq-len", "4096")
     assert "nothing to resume" in refused(*both, *data, "-o", new, *one, "--resume")
     assert "does not exist" in refused(*both, *data, "-o", str(tmp_path / "no" / "head"), *one)
     (tmp_path / "full").mkdir()

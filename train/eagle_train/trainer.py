@@ -89,10 +89,6 @@ def _train(
     try:
         with _opened_bundle(job, config) as bundle:
             target = FrozenTarget(job.target, device)
-            if config.seq_len > (context := int(target.config.max_position_embeddings)):
-                raise TrainError(
-                    f"seq_len is {config.seq_len}, but the context of {job.target} is {context}; give a smaller seq_len"
-                )
             shape_of(config, target, target.vocab_size)  # raises for an unsuitable target before any long work
             given = None if job.init is None else read_head(job.init, target, config)
             if bundle is not None:
@@ -135,7 +131,11 @@ def _prepare(
     if processes.is_main_process:
         fresh = not job.output.exists()
         try:
-            write_windows(reader.read(job.data), work / "data", config.seq_len, _names(job.data))
+            written = write_windows(reader.read(job.data), work / "data", config.seq_len, _names(job.data))
+            if np.diff(written.starts).max() > (context := int(target.config.max_position_embeddings)):
+                raise TrainError(
+                    f"seq_len is {config.seq_len}, but the context of {job.target} is {context}; give a smaller seq_len"
+                )
             if job.eval_data:
                 write_windows(reader.read(job.eval_data), work / "eval", config.seq_len, _names(job.eval_data))
         except TrainError:
