@@ -41,12 +41,12 @@ def rows_of(path: Path, leave_out: Callable[[str], None]) -> Iterator[Row] | Non
     if start == "[" or start.replace(" ", "").startswith("[{"):
         return _array(path, leave_out)
     if path.suffix != ".json":
-        return _lines(path, leave_out)
+        return lines_of(path, leave_out)
     try:
         whole = parse_json("".join(text_lines(path, TrainError)), path, TrainError, "correct the file")
     except TrainError:  # of JSON lines, as they are often named, or of something else that is text
         first = _object(start)
-        return None if first is None or not any(key in first for key in KNOWN) else _lines(path, leave_out)
+        return None if first is None or not any(key in first for key in KNOWN) else lines_of(path, leave_out)
     listed = next((whole[key] for key in LISTS if isinstance(whole.get(key), list)), None)
     if any(key in whole for key in KNOWN):
         listed = [whole]
@@ -144,7 +144,8 @@ def _call(call: Any) -> Any:
     return call if arguments is None else {**call, "function": {**function, "arguments": arguments}}
 
 
-def _lines(path: Path, leave_out: Callable[[str], None]) -> Iterator[Row]:
+def lines_of(path: Path, leave_out: Callable[[str], None]) -> Iterator[Row]:
+    """Yields the rows of JSON lines, as rows_of does."""
     for number, row in json_lines(path, TrainError, "correct the file", leave_out):
         yield f"{path}, line {number}", _given(row)
 

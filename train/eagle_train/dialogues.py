@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eagle_calib.text_files import json_lines
 from eagle_runtime.base.errors import first_line
 from eagle_train.config import Sampling
 from eagle_train.data import chat_of, ids_of, load_tokenizer
-from eagle_train.data_rows import Message, is_chat, messages_of, prompt_of, rows_of, tools_of
+from eagle_train.data_rows import Message, is_chat, lines_of, messages_of, prompt_of, rows_of, tools_of
 from eagle_train.errors import RowError, TrainError
 
 OVERRIDES = ("temperature", "top_p", "top_k", "max_new_tokens")  # settings that a prompt's row may have
@@ -100,11 +99,7 @@ class Prompts:
         """Yields where each row stands, and its prompt."""
         if not self._file.is_file():
             raise TrainError(f"{self._file} does not exist; give a JSONL file with one prompt per line")
-        rows = rows_of(self._file, _refuse)
-        if rows is None:  # JSON lines under another name
-            lines = json_lines(self._file, TrainError, "correct the file")
-            rows = ((f"{self._file}, line {line}", row) for line, row in lines)
-        for where, row in rows:
+        for where, row in rows_of(self._file, _refuse) or lines_of(self._file, _refuse):  # under whatever name
             try:
                 yield where, self._dialogue(where, row)
             except RowError as error:
