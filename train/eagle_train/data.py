@@ -18,7 +18,7 @@ from eagle_calib.text_files import text_lines
 from eagle_calib.texts import joined
 from eagle_runtime.base.errors import first_line
 from eagle_train.config import ALL_FILES
-from eagle_train.data_rows import Message, completion_of, is_chat, messages_of, rows_of, tools_of
+from eagle_train.data_rows import Message, Tools, completion_of, is_chat, messages_of, rows_of, tools_of
 from eagle_train.errors import RowError, TrainError
 
 WINDOW_FILES = ("ids.bin", "mask.bin", "starts.bin", "digest")  # of a folder of windows
@@ -143,9 +143,7 @@ class TextReader:
         example = self._masked(self.tokenizer(where), text, [(len(prompt), len(text))])
         return Example(example.ids, example.mask, self._begin(where))
 
-    def _conversation(
-        self, where: str, messages: list[Message], tools: Sequence[Mapping[str, Any]] | None
-    ) -> list[Example]:
+    def _conversation(self, where: str, messages: list[Message], tools: Tools) -> list[Example]:
         """Returns one example, or one per answer if the template rewrites earlier turns."""
         tokenizer = self.tokenizer(where)
         if not tokenizer.chat_template:
@@ -216,16 +214,12 @@ def ids_of(where: str, ids: Any, vocab_size: int) -> list[int]:
     return ids
 
 
-def chat_of(
-    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, **options: Any
-) -> Any:
+def chat_of(tokenizer: Any, messages: Sequence[Message], tools: Tools, **options: Any) -> Any:
     """Returns what the chat template makes of a conversation, on the same day each time."""
     return tokenizer.apply_chat_template(messages, tools=tools, date_string=DAY, **options)
 
 
-def _rendered(
-    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
-) -> list[tuple[str, list[tuple[int, int]]]]:
+def _rendered(tokenizer: Any, messages: Sequence[Message], tools: Tools) -> list[tuple[str, list[tuple[int, int]]]]:
     """Returns (text, spans of its answers in characters) of a conversation, by rendering every prefix of it.
 
     An answer of which the template leaves thoughts out, as in the turns of a chat, stands as the target wrote it."""

@@ -22,6 +22,7 @@ from eagle_runtime.base.files import parse_json
 from eagle_train.errors import RowError, TrainError
 
 Message = dict[str, Any]
+Tools = list[Mapping[str, Any]] | None  # as the chat template describes them
 Row = tuple[str, Mapping[str, Any]]  # where it stands, and what it holds
 CHATS = ("messages", "conversations", "conversation", "chosen", "instruction")  # keys of rows that are chats
 KNOWN = ("ids", "text", "prompt", *CHATS)
@@ -92,7 +93,7 @@ def messages_of(where: str, row: Mapping[str, Any]) -> list[Message]:
     return [m for i, m in enumerate(messages) if i >= first or m["role"] != "assistant"]
 
 
-def tools_of(where: str, row: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+def tools_of(where: str, row: Mapping[str, Any]) -> Tools:
     """Returns the descriptions of tools of a row, a list or its JSON text; None without any. Raises RowError."""
     tools = row.get("tools")
     if isinstance(tools, str) and tools.strip():

@@ -12,17 +12,11 @@ from typing import Any
 from eagle_runtime.base.errors import first_line
 from eagle_train.config import Sampling
 from eagle_train.data import chat_of, ids_of, load_tokenizer
-from eagle_train.data_rows import Message, is_chat, lines_of, messages_of, prompt_of, rows_of, tools_of
+from eagle_train.data_rows import Message, Tools, is_chat, lines_of, messages_of, prompt_of, rows_of, tools_of
 from eagle_train.errors import RowError, TrainError
 
 OVERRIDES = ("temperature", "top_p", "top_k", "max_new_tokens")  # settings that a prompt's row may have
-ANSWERS = (
-    "assistant",
-    "tool",
-    "function",
-    "ipython",
-)  # roles of what stood between questions, written anew or left out
-Tools = list[Mapping[str, Any]] | None
+ANSWERS = ("assistant", "tool", "function", "ipython")  # roles of what a row has after a question: it is left out
 MARK = "\u2063user\u2063"  # stands for a user's text, to find where the template puts it
 
 
