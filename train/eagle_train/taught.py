@@ -120,9 +120,8 @@ def likeliest(states: Tensor, lm_head: Tensor, asked: Tensor) -> tuple[Tensor, T
 
 
 def _logits(states: Tensor, lm_head: Tensor) -> Tensor:
-    with torch.autocast(
-        states.device.type, enabled=False
-    ):  # a head may compute in bfloat16, which would make ties here
+    # A head may compute in bfloat16, which would make ties here.
+    with torch.autocast(states.device.type, enabled=False):
         return linear(states.to(lm_head.dtype), lm_head).float()
 
 
