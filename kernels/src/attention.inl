@@ -23,8 +23,9 @@ static inline void score_tile(const float* q, int64_t apart, const K* const* key
   UNROLLED for (int i = 0; i < M; i++) four_sums(sums[i][0], sums[i][1], sums[i][2], sums[i][3], out + i * stride);
 }
 
-// Multiplies numbers [rows, LINE] of `count` columns by the columns' scales, if the cache has some; at, which: as in `scores`.
-template <class B>
+// Multiplies numbers [rows, LINE] of `count` columns by the columns' scales, if the cache has some; at, which: as in
+// `scores`. weights: a 0 stays 0, whatever the scale, since its row does not see the column.
+template <bool weights, class B>
 static void by_scales(const Attention& job, float* s, int64_t rows, const B* at, int64_t apart, const int32_t* which,
                       int64_t count) {
   if (sizeof(B) > 1) return;
@@ -32,7 +33,10 @@ static void by_scales(const Attention& job, float* s, int64_t rows, const B* at,
   for (int64_t c = 0; c < count; c++) memcpy(scales + c, at + (which ? which[c] : c) * apart + job.width, SCALE);
   for (int64_t c = count; c < count + 8; c++) scales[c] = 1;  // others may follow in s
   for (int64_t r = 0; r < rows; r++)
-    for (int64_t c = 0; c < count; c += 8) store(s + r * LINE + c, mul(load(s + r * LINE + c), load(scales + c)));
+    for (int64_t c = 0; c < count; c += 8) {
+      const V number = load(s + r * LINE + c), scaled = mul(number, load(scales + c));
+      store(s + r * LINE + c, weights ? at_sign(sub(all(0.f), number), all(0.f), scaled) : scaled);
+    }
 }
 
 // Scores of queries [rows, width] with `count` keys: key i lies at keys + which[i] * apart, or at keys + i * apart. out
@@ -55,7 +59,7 @@ static void scores(const Attention& job, const float* q, int64_t rows, const K* 
     if (rows - r == 2) score_tile<2>(q + r * job.width, job.width, four, job.width, out + r * LINE + c, LINE);
     if (rows - r == 1) score_tile<1>(q + r * job.width, job.width, four, job.width, out + r * LINE + c, LINE);
   }
-  by_scales(job, out, rows, keys, apart, which, count);
+  by_scales<false>(job, out, rows, keys, apart, which, count);
 }
 
 // out [M, width] (+)= weights [M, LINE] times values, 8 W of the width: each element is one chain over the columns.
@@ -98,7 +102,7 @@ static void mix_rows(const Attention& job, const float* weights, const B* values
 template <class B>
 static void mix(const Attention& job, float* weights, int64_t rows, const B* values, int64_t cut, int64_t piece,
                 int64_t apart, const int32_t* which, int64_t count, float* out, bool more) {
-  by_scales(job, weights, rows, values, apart, which, count);
+  by_scales<true>(job, weights, rows, values, apart, which, count);
   int64_t r = 0;
   for (; r + 6 <= rows; r += 6)
     mix_rows<6>(job, weights + r * LINE, values, cut, piece, apart, which, count, out + r * job.width, more);

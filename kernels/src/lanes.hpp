@@ -27,6 +27,9 @@ static inline V div(V a, V b) { return _mm256_div_ps(a, b); }
 static inline V root(V a) { return _mm256_sqrt_ps(a); }
 static inline V larger(V a, V b) { return _mm256_max_ps(a, b); }
 static inline V absolute(V a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.f), a); }
+static inline V largest_size(V m, V a) {  // of m, which has no sign, and a; NaN is above all
+  return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(m), _mm256_castps_si256(absolute(a))));
+}
 static inline V with_sign(V a, V sign) { return _mm256_or_ps(a, _mm256_and_ps(_mm256_set1_ps(-0.f), sign)); }
 static inline V at_sign(V x, V positive, V negative) {  // positive where x >= 0, else negative
   return _mm256_blendv_ps(negative, positive, _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GE_OQ));
@@ -90,6 +93,7 @@ static inline V larger(V a, V b) {
   return {vbslq_f32(vcgtq_f32(a.a, b.a), a.a, b.a), vbslq_f32(vcgtq_f32(a.b, b.b), a.b, b.b)};
 }
 static inline V absolute(V a) { return {vabsq_f32(a.a), vabsq_f32(a.b)}; }
+static inline V largest_size(V m, V a) { return {vmaxq_f32(m.a, vabsq_f32(a.a)), vmaxq_f32(m.b, vabsq_f32(a.b))}; }
 static inline float32x4_t with_sign4(float32x4_t a, float32x4_t s) {
   const uint32x4_t bit = vdupq_n_u32(0x80000000u);
   return vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(a), vandq_u32(bit, vreinterpretq_u32_f32(s))));
@@ -196,6 +200,10 @@ static inline V larger(V a, V b) {
 static inline V absolute(V a) {
   return each([&](int i) { return __builtin_fabsf(a.x[i]); });
 }
+static inline V largest_size(V m, V a) {
+  a = absolute(a);
+  return each([&](int i) { return a.x[i] > m.x[i] || a.x[i] != a.x[i] ? a.x[i] : m.x[i]; });
+}
 static inline V with_sign(V a, V s) {
   return each([&](int i) { return __builtin_copysignf(a.x[i], s.x[i]); });
 }
@@ -231,9 +239,11 @@ static inline int32_t narrow(const float* x, V factor, int8_t* out) {
 
 // ------------------------------------------------------------------------------------------ the same for all of them
 
+// Where one of two numbers may be NaN, it is the second of `larger`: that is the one which is returned then.
+
 // e^x of x <= 0; below -87 that of -87.
 static inline V exponential(V x) {
-  x = larger(x, all(-87.0f));
+  x = larger(all(-87.0f), x);
   const V n = nearest(mul(x, all(1.44269504f)));
   V r = fma(n, all(-0.693359375f), x);
   r = fma(n, all(2.12194440e-4f), r);
@@ -248,7 +258,7 @@ static inline V exponential(V x) {
 }
 static inline V at_most(V v, float most) {
   const V zero = all(0.f);
-  return sub(zero, larger(sub(zero, v), all(-most)));
+  return sub(zero, larger(all(-most), sub(zero, v)));
 }
 static inline float first_of(V v) {
   float t[8];
@@ -265,7 +275,7 @@ static inline float largest_of(V v) {
   float t[8];
   store(t, v);
   float m = t[0];
-  for (int i = 1; i < 8; i++) m = m > t[i] ? m : t[i];
+  for (int i = 1; i < 8; i++) m = t[i] > m || t[i] != t[i] ? t[i] : m;  // NaN, if one is
   return m;
 }
 
@@ -282,11 +292,11 @@ static void quantise(const float* x, int64_t inputs, int64_t block, int64_t bloc
       p = rest;
     }
     V m = absolute(load(p));
-    for (int64_t i = 8; i < block; i += 8) m = larger(m, absolute(load(p + i)));
+    for (int64_t i = 8; i < block; i += 8) m = largest_size(m, load(p + i));
     const float a = largest_of(m);
     scales[b] = a / 127.f;
     sums[b] = 0;
-    if (!(a > 1e-30f && a < 3e38f)) {  // zeros; or infinities, whose scale makes the result one
+    if (!(a > 1e-30f && a < 3e38f)) {  // zeros; or infinities and NaN, whose scale makes the result NaN
       if (a <= 1e-30f) scales[b] = 0;
       memset(q, 0, static_cast<size_t>(block));
       continue;

@@ -16,7 +16,7 @@ static void before(const Before& step, const float* x, const float* up, int64_t 
   if (step.activation == BOUNDED) {
     for (int64_t i = 0; i < n; i += 8) {
       const V v = at_most(load(x + i), step.limit);
-      const V other = larger(at_most(load(up + i), step.limit), all(-step.limit));
+      const V other = larger(all(-step.limit), at_most(load(up + i), step.limit));
       store(out + i, mul(add(other, all(1.f)), mul(v, sigmoid(mul(v, all(step.alpha))))));
     }
     return;

@@ -103,6 +103,21 @@ def test_the_largest_products_with_zero_levels_in_sixteenths(instruction_set: st
         assert out[0, :, 0].tolist() == [512 * (level - zero / 16), -512 * (level - zero / 16)]
 
 
+@pytest.mark.parametrize("grid", [Grid(4, 32, True), Grid(8, 256, True)])
+def test_nan_among_a_products_inputs_is_not_lost(grid: Grid, instruction_set: str) -> None:
+    """Whichever input it is; other rows stay as they are."""
+    x = some_rows(264)[0]
+    with instructions(instruction_set):
+        session = product([random_blocks(np.random.default_rng(0), (264, 20), grid)])
+        (right,) = session.run(None, {"x": x[None]})
+        for place in (0, 7, 100, 263):
+            wrong = x.copy()
+            wrong[3, place] = np.nan
+            (out,) = session.run(None, {"x": wrong[None]})
+            assert np.isnan(out[0, 3]).all()
+            np.testing.assert_array_equal(np.delete(out, 3, 1), np.delete(right, 3, 1))
+
+
 def test_a_norm_before_a_product(instruction_set: str) -> None:
     x, norm, blocks = some_rows(576)
     with instructions(instruction_set):
@@ -248,6 +263,22 @@ def test_columns_that_are_not_committed_are_not_read(heads: Heads, length: int, 
         for mine, same in zip(session.run(None, {**feeds, **other}), session.run(None, feeds), strict=True):
             np.testing.assert_array_equal(bits(mine), bits(same))
         assert np.isfinite(session.run(None, {**feeds, **other})[0]).all()
+
+
+@pytest.mark.parametrize("heads", [heads for heads in HEADS if heads.kept != "float32"])
+def test_numbers_that_are_none_stay_in_their_row(heads: Heads, instruction_set: str) -> None:
+    """NaN in a query is in what the row gets; of its key and its value the rows before it see nothing."""
+    rng = np.random.default_rng(0)
+    past, rows = heads.past(rng, 40), heads.rows(rng, 5)
+    with instructions(instruction_set):
+        session = heads.session()
+        right = session.run(None, heads.feeds(rows, past, range(-1, 4), spare=9))[0]
+        for name, number in (("q", np.nan), ("k", np.nan), ("v", np.nan), ("v", np.inf)):
+            wrong = {**rows, name: rows[name].copy()}
+            wrong[name][4, 0] = number
+            out = session.run(None, heads.feeds(wrong, past, range(-1, 4), spare=9))[0]
+            np.testing.assert_array_equal(bits(out[0, :4]), bits(right[0, :4]))
+            assert name != "q" or np.isnan(out[0, 4, : heads.width]).all()
 
 
 @pytest.mark.parametrize("heads", [Heads(4, 2, 16, 16), Heads(4, 2, 16, 16, window=9, sinks=True)])
