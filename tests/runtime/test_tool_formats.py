@@ -126,6 +126,22 @@ def test_prompts_are_what_the_template_writes(name: str, sources: dict[str, tupl
         assert ids.sub("", prompt) == ids.sub("", wanted)
 
 
+@pytest.mark.parametrize(("name", "role"), [("gemma3", "system"), ("gemma", "user")])
+def test_contents_in_parts_are_written_as_text(name: str, role: str, sources: dict[str, tuple[Any, Text]]) -> None:
+    """Where a template is told of tools, of calls or of their results in the content of messages."""
+    first = [{"role": "system", "content": "Be brief."}] if role == "system" else []
+
+    def prompt(parts: bool) -> str:
+        said = [dict(message) for message in (*first, USER, {**called(**ARGUMENTS), "content": "I look."}, RESULT)]
+        if parts:
+            said = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in said]
+        return chat_prompt(sources[name][1], said, ToolUse.of([WEATHER])).text
+
+    assert prompt(parts=True) == prompt(parts=False)
+    with pytest.raises(RequestError, match="must be text, or parts that have text"):
+        chat_prompt(sources[name][1], [{"role": role, "content": [{"type": "image"}]}], ToolUse.of([WEATHER]))
+
+
 def test_calls_in_a_prompt_of_deepseek_v3_1(sources: dict[str, tuple[Any, Text]]) -> None:
     """They stand in the content, which makes the prompt that the template makes of calls."""
     theirs, text = sources["deepseek_v3_1"]
@@ -342,6 +358,7 @@ def test_schemas_of_arguments() -> None:
         ([CLOCK, CLOCK], None, None, "tools have the name 'clock' twice"),
         ([CLOCK], "any", None, "tool_choice is 'any', but must be one of none, auto, required"),
         ([CLOCK], {"type": "function", "function": {"name": "g"}}, None, "tool_choice names 'g'"),
+        ([CLOCK], {"type": "function", "function": {"name": ["g"]}}, None, "tool_choice names ['g']"),
         ([CLOCK], {"type": "custom"}, None, "tool_choice.type is 'custom'"),
         ([CLOCK], {"type": "allowed_tools", "mode": "x"}, None, "tool_choice.allowed_tools.mode is 'x'"),
         ([CLOCK], {"type": "allowed_tools", "tools": []}, None, "tool_choice.allowed_tools.tools is empty"),

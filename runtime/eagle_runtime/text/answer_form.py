@@ -102,10 +102,22 @@ def _message(message: Message, form: CallFormat, knows_calls: bool, where: str) 
     read = [_call(call, form, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
     if knows_calls:
         return {**result, "tool_calls": read}
-    said = result.get("content") or ""
+    said = _said(result)
     written = form.written([(call["function"]["name"], call["function"]["arguments"]) for call in read])
     del result["tool_calls"]
     return {**result, "content": f"{said}{form.joint}{written}" if said else written}
+
+
+def _said(message: Message) -> Any:
+    """The content of a message as one text, its parts joined by line ends; "" where it has none. Raises
+    RequestError."""
+    content = message.get("content")
+    if not isinstance(content, list | tuple):
+        return "" if content is None else content
+    texts: list[Any] = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+    if not all(isinstance(text, str) for text in texts):
+        raise RequestError(f"a message's content is {short_repr(content)}, but must be text, or parts that have text")
+    return "\n".join(texts)
 
 
 def _call(call: Any, form: CallFormat, where: str) -> dict[str, Any]:
@@ -149,7 +161,7 @@ def _results_of_user(messages: Sequence[dict[str, Any]], before: str, after: str
             result.append(message)
             joins = False
             continue
-        said = f"{before}{message.get('content')}{after}"
+        said = f"{before}{_said(message)}{after}"
         if joins:
             result[-1]["content"] += f"\n{said}"
         else:
@@ -168,6 +180,6 @@ def _told(
     if form.tools_as == "message":
         return [{**first, "tools": json.dumps(list(tools), ensure_ascii=False)}, *rest]
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    told, said = form.description.replace("{tools}", listed), first.get("content") or ""
+    told, said = form.description.replace("{tools}", listed), _said(first)
     both = f"{said}\n\n{told}" if role == "system" else f"{told}\n\n{said}"
     return [{**first, "content": both.strip()}, *rest]

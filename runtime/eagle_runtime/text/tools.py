@@ -57,7 +57,7 @@ class ToolUse:
                 raise RequestError("tool_choice asks for a call, but there are no tools; send some")
             return None
         for name in names or ():
-            if name not in by_name:
+            if not isinstance(name, str) or name not in by_name:
                 raise RequestError(f"tool_choice names {short_repr(name)}, which is none of the tools")
         may = tuple(known if names is None else [tool for tool in known if tool.name in names])
         return ToolUse(tuple(known), may, mode == "required", parallel_tool_calls is not False and not single)
