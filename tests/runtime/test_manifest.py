@@ -584,6 +584,19 @@ def test_one_changed_byte_in_any_file(bundle: Path, name: str) -> None:
     assert str(caught.value).startswith(f"{bundle / name} does not match")
 
 
+@pytest.mark.parametrize("once", [True, False])
+def test_a_file_that_cannot_be_read_is_named(bundle: Path, monkeypatch: pytest.MonkeyPatch, once: bool) -> None:
+    """As one without the right to read it, locked by another program, or on a disk that fails."""
+
+    def failed(path: Path) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(listed_files, "file_sha256", failed)
+    with pytest.raises(BundleError, match=r"cannot be read \(Permission denied\); copy the bundle again") as caught:
+        verify_hashes(bundle, read_manifest(bundle), once=once)
+    assert str(caught.value).startswith(str(bundle / FILES[0]))
+
+
 @pytest.mark.parametrize(
     ("digest", "said"),
     [

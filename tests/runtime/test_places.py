@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from conftest import GOLDEN
-from eagle_runtime import BundleError, EagleModel
+from eagle_runtime import BackendError, BundleError, EagleModel
 from eagle_runtime.base.files import file_sha256, inside
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_runtime.machine.mapped_files import unchanged
@@ -72,6 +72,11 @@ def test_linked_weights_are_those_of_the_graph(bundle_of: Callable[..., Path], t
     assert session.get_inputs()
     if sys.platform == "linux":  # where a copy would take the memory of the file again
         assert str(graph.with_name("model.onnx.data").resolve()) in {name for *_, name in unchanged()}
+    del session
+    for size in (100, 0):
+        os.truncate(snapshot / "draft" / "model.onnx.data", size)
+        with pytest.raises(BackendError, match="onnxruntime cannot load"):
+            open_graph(graph, model=graph.read_bytes())
 
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"

@@ -7,6 +7,7 @@ of the protocol buffer are parsed that may contain a tensor.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -63,22 +64,33 @@ def verify_hashes(
     or leaves the bundle is an error whether it is compared or not."""
     paths = {name: bundle_file(bundle, name) for name in manifest.files}
     compared = {name: digest for name, digest in manifest.files.items() if names is None or name in names}
-    sizes = {name: paths[name].stat().st_size for name in compared}
+    with _read_errors(bundle):
+        sizes = {name: paths[name].stat().st_size for name in compared}
     record = f"hashes-{hashlib.sha256(str(bundle.resolve()).encode()).hexdigest()[:32]}.json"
     kept = read_cached(record) if once else None
     known: dict[str, object] = kept if isinstance(kept, dict) else {}
     seen = {name: facts for name, facts in known.items() if name in manifest.files}
     done = 0
     for name, expected in compared.items():
-        before = _facts(paths[name], expected)
-        if known.get(name) != before:
-            _check_digest(bundle, name, file_sha256(paths[name]), expected)
+        with _read_errors(paths[name]):
+            before = _facts(paths[name], expected)
+            if known.get(name) != before:
+                _check_digest(bundle, name, file_sha256(paths[name]), expected)
         seen[name] = before
         done += sizes[name]
         if on_progress is not None:
             on_progress(done, sum(sizes.values()))
     if once and seen != known:
         write_cached(record, seen)
+
+
+@contextlib.contextmanager
+def _read_errors(path: Path) -> Iterator[None]:
+    """Where a file cannot be read within the block, that is a BundleError."""
+    try:
+        yield
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read ({error.strerror}); copy the bundle again") from None
 
 
 def _facts(path: Path, digest: str) -> list[object]:
@@ -92,10 +104,8 @@ def read_listed(bundle: Path, manifest: Manifest, name: str, limit: int) -> byte
     SHA-256. Raises BundleError."""
     if name not in manifest.files:
         raise BundleError(f"{bundle / name} is not listed in {MANIFEST_NAME}; export the bundle again")
-    try:
+    with _read_errors(bundle / name):
         content = read_plain(bundle_file(bundle, name), limit)
-    except OSError as error:
-        raise BundleError(f"{bundle / name} cannot be read ({error.strerror}); copy the bundle again") from None
     _check_digest(bundle, name, hashlib.sha256(content).hexdigest(), manifest.files[name])
     return content
 
