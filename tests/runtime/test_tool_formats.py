@@ -18,9 +18,10 @@ from eagle_runtime.sampling.constraint import Constraint
 from eagle_runtime.sampling.schemas import argument_schema
 from eagle_runtime.text.answer_form import AnswerForm, chat_prompt
 from eagle_runtime.text.call_formats import FORMATS, CallFormat, format_named, recognised
+from eagle_runtime.text.channel_reader import reader_of
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.text.tools import ToolUse
-from format_model import Model, told
+from format_model import Model, Spoken, told
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "chat_templates"
 PUBLISHED = {
@@ -224,6 +225,19 @@ def test_reasoning_is_split_off() -> None:
     assert model.read(begun, answer.removeprefix("<think>\n"))[0].content == "Yes."
     assert model.read(begun, "no end")[0].reasoning == "no end"
     assert model.read(AnswerForm(row, None, thinks=True), "<b>Yes.</b>")[0].content == "<b>Yes.</b>"
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 9])
+def test_special_tokens_out_of_place_are_no_text(at_once: int) -> None:
+    """Nor does what an answer says depend on how many of its tokens come at once."""
+    specials = {"[THINK]": 1, "[/THINK]": 2, "[TOOL_CALLS]": 3}
+    reader = reader_of(AnswerForm(format_named("mistral"), use_of(), thinks=True, thinking=True), specials)
+    said = ["[THINK]", "\nHm.", "[THINK]", "[/THINK]", "Yes.\n", "[/THINK]", "[TOOL_CALLS]", '[{"name": "weather", ']
+    tokens = [Spoken(specials.get(text, 0), "" if text in specials else text) for text in (*said, '"arguments": {}}]')]
+    for first in range(0, len(tokens), at_once):
+        reader.feed(tokens[first : first + at_once])
+    reader.end()
+    assert (reader.reasoning, reader.content, len(reader.calls)) == ("Hm.", "Yes.", 1)
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])

@@ -153,15 +153,14 @@ class AnswerReader:
         return []
 
     def _reason(self) -> list[Part]:
+        text, end = self._until(self._close)
         if self._fresh:
-            self._buffer = self._buffer.lstrip("\n")
-        end = self._buffer.find(self._close)
-        if end >= 0:
-            text = self._buffer[:end].rstrip("\n")
-            parts = self._said("reasoning", text)
-            self._go(self._gap, end + len(self._close))
-            return parts
-        return self._all_but_held("reasoning", self._close)
+            text = text.lstrip("\n")
+        if not end:
+            return self._all_but_held("reasoning", text, self._close)
+        parts = self._said("reasoning", text.rstrip("\n"))
+        self._go(self._gap, len(end))
+        return parts
 
     def _gap(self) -> list[Part]:
         self._buffer = self._buffer.lstrip("\n")
@@ -183,24 +182,29 @@ class AnswerReader:
         return []
 
     def _text(self) -> list[Part]:
-        if self._format is None or not self._trigger:
-            return self._all_but_held("content", "")
-        place = self._buffer.find(self._trigger)
-        if place >= 0:
-            parts = self._said("content", self._plain(self._buffer[:place]).rstrip())
-            self._go(self._first_call, place)
-            return parts
-        return self._all_but_held("content", self._trigger)
+        mark = "" if self._format is None else self._trigger
+        text, begun = self._until(mark)
+        if not begun:
+            return self._all_but_held("content", text, mark)
+        parts = self._said("content", text.rstrip())
+        self._go(self._first_call)
+        return parts
 
-    def _all_but_held(self, kind: Literal["reasoning", "content"], mark: str) -> list[Part]:
-        """What can be no beginning of a mark, without white space before it, which goes with it."""
-        size = len(self._buffer)
-        held = next((n for n in range(min(len(mark) - 1, size), 0, -1) if self._buffer.endswith(mark[:n])), 0)
-        text = self._buffer[: size - held]
+    def _until(self, mark: str) -> tuple[str, str]:
+        """Takes the text before a mark off the buffer, all of it where there is none. Returns it without special
+        tokens, and the mark if it is there."""
+        text, found, rest = self._buffer.partition(mark) if mark else (self._buffer, "", "")
+        self._buffer = found + rest
+        return self._plain(text), found
+
+    def _all_but_held(self, kind: Literal["reasoning", "content"], text: str, mark: str) -> list[Part]:
+        """What of a text can be no beginning of a mark, without white space before it, which goes with it."""
+        held = next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
+        said = text[: len(text) - held]
         if mark:
-            text = text.rstrip()
-        self._buffer = self._buffer[len(text) :]
-        return self._said(kind, self._plain(text))
+            said = said.rstrip()
+        self._buffer = text[len(said) :]
+        return self._said(kind, said)
 
     def _plain(self, text: str) -> str:
         """A text without special tokens, as the answer's own."""
