@@ -181,6 +181,15 @@ def test_a_token_that_is_not_allowed_is_an_error() -> None:
         matcher.consume(ids("n")[0])
 
 
+def test_an_option_may_hold_any_letter() -> None:
+    option = "".join(map(chr, range(128)))
+    matcher = grammars().matcher(Constraint.choice(["yes", option]))
+    for token in ids(option):
+        assert matcher.mask()[token]
+        matcher.consume(token)
+    assert matcher.finished
+
+
 def test_text_that_the_vocabulary_lacks_is_an_error() -> None:
     """The tokens of the pair are ASCII."""
     matcher = grammars().matcher(Constraint.choice(["né"]))

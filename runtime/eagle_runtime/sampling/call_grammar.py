@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from eagle_runtime.sampling.constraint import CONTENT, Constraint
+from eagle_runtime.sampling.constraint import CONTENT, Constraint, lark_text
 from eagle_runtime.sampling.schemas import SPACING, STRICT, argument_schema
 from eagle_runtime.sampling.tagged_grammar import tagged_rules
 from eagle_runtime.text.answer_form import AnswerForm
@@ -123,7 +123,5 @@ class Literals:
     def __call__(self, text: str) -> str:
         parts = [text] if self._split is None else self._split.split(text)
         return " ".join(
-            f"<[{self._specials[part]}]>" if part in self._specials else json.dumps(part, ensure_ascii=False)
-            for part in parts
-            if part
+            f"<[{self._specials[part]}]>" if part in self._specials else lark_text(part) for part in parts if part
         )

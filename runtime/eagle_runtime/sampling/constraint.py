@@ -91,7 +91,12 @@ class Constraint:
         wrong = isinstance(options, str | bytes) or not isinstance(options, Sequence) or not options
         if wrong or not all(isinstance(option, str) and option for option in options):
             raise ConstraintError(f"the options are {short_repr(options)}, but must be a list of texts, none empty")
-        return Constraint("lark", "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options))
+        return Constraint("lark", "start: " + " | ".join(map(lark_text, options)))
+
+
+def lark_text(text: str) -> str:
+    """Returns a text as it stands in a grammar in Lark, whose reader takes JSON's strings without the letter DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def _check_depth(data: object) -> None:

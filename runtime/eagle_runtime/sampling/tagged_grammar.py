@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from eagle_runtime.base.errors import ConstraintError
+from eagle_runtime.sampling.constraint import lark_text
 from eagle_runtime.sampling.schemas import NO_EFFECT, argument_schema
 from eagle_runtime.text.call_formats import CallFormat
 from eagle_runtime.text.tagged_values import TaggedValues, resolved, split
@@ -85,7 +86,7 @@ def tagged_rules(
                 )
             continue
         rules |= written
-        word = json.dumps(key, ensure_ascii=False)
+        word = lark_text(key)
         if extra:
             word = f"KEY{own.upper()}"
             taken = "|".join(_escaped(one) for one in properties if NAME.fullmatch(one))
@@ -130,7 +131,7 @@ def _value_rules(
             rules[f"{text.lower()}[lazy]"] = f"{text} {end}"
         options.append(f"{text.lower()} {gap}")
     if texts:
-        options.append(f"({' | '.join(json.dumps(text, ensure_ascii=False) for text in texts)}) {end} {gap}")
+        options.append(f"({' | '.join(map(lark_text, texts))}) {end} {gap}")
     others = both.others
     if rules and "\n" not in tags.close and "<[" not in end:  # a string in JSON may hold the tag, which ends any text
         others = tuple(filter(None, map(_simple, others)))
