@@ -229,6 +229,19 @@ def test_special_tokens_stay_out_of_the_text(tmp_path: Path) -> None:
     assert stream.feed(ids) == "a<tool>b" and text.encode("ab<tool>") == tokenizer.encode("ab<tool>").ids
 
 
+@pytest.mark.parametrize("kind", ["lstrip", "rstrip", "single_word", "normalized"])
+def test_what_follows_a_text_has_the_ids_that_it_has_alone(kind: str, tmp_path: Path) -> None:
+    """Or none are known: a special token may take white space from the text before it, or want some there."""
+    tokenizer = TOKENIZERS["byte-level"]()
+    tokenizer.add_special_tokens([AddedToken("<|im|>", normalized=False), AddedToken("<a>", **{kind: True})])
+    text = Text(save(tokenizer, tmp_path))
+    for before in ("b", "b ", "<|im|>", "<a> ", "<a>"):
+        for rest in ("<|im|>b", "<a>", "<a> b"):
+            ids = text.encode_after(rest)
+            assert ids in (None, text.encode_rendered(before + rest)[len(text.encode_rendered(before)) :])
+    assert text.encode_after("<|im|>b") and not text.encode_after("b")
+
+
 def test_the_models_alone_are_tokenizers(tmp_path: Path) -> None:
     """Without decoder, normaliser or anything else."""
     text = Text(save(Tokenizer(models.WordLevel({"a": 0, "b": 1}, "a")), tmp_path))

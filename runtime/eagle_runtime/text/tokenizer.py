@@ -144,9 +144,9 @@ class Text:
 
     @functools.cached_property
     def _separators(self) -> list[str]:
-        """Special tokens that leave the text before them as it is."""
+        """Special tokens that leave the text before them as it is, and are found whatever that is."""
         added = self._required().get_added_tokens_decoder().values()
-        return [token.content for token in added if token.special and not token.lstrip]
+        return [token.content for token in added if token.special and not token.lstrip and not token.single_word]
 
     def stream(self, prompt: Sequence[int]) -> TextStream | None:
         """A decoder of what follows the prompt, as it comes; None without a tokenizer."""
