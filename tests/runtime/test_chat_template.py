@@ -60,6 +60,9 @@ IN_USE = {
     "{% for m in messages if m.role == 'user' %}{{ loop.index }}{% if loop.index == 1 %}{% continue %}{% endif %}"
     "{% break %}{% else %}nobody{% endfor %}{% filter trim %}  x  {% endfilter %}"
     "{% set block %}y{% endset %}{{ block }}",
+    "large numbers": "{% macro m(n) %}{{ n }}{% endmacro %}{{ m(1731801600) }}{{ namespace(n=100000).n }}"
+    "{{ nowhere | default(100000) }}{{ {'a': 1}.get('b', 100000) }}{{ [100000].index(100000) }}"
+    "{{ [100000] | select('equalto', 100000) | list }}{{ 100000 | replace(1, 2) }}",
 }
 
 WRONG = {

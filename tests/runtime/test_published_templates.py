@@ -81,7 +81,7 @@ CHATS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "two calls": (
         [
             user("Both?"),
-            assistant("", tool_calls=[call("weather", place="Ulm"), call("clock", "fed456abc")]),
+            assistant("", tool_calls=[call("weather", place="Ulm"), call("clock", "fed456abc", since=1731801600)]),
             result("1", tool_call_id="abc123def"),
             result([{"type": "text", "text": "12:00"}], tool_call_id="fed456abc"),
         ],

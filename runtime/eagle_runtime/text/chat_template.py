@@ -18,7 +18,7 @@ from typing import Any, cast
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
@@ -28,6 +28,8 @@ SECONDS = 0.9  # of processor time for one prompt; templates in use take millise
 LENGTH = 1 << 23  # characters of a prompt or of any text in it, items of a list
 BITS = 1 << 12  # of an integer
 NUMBER = 1 << 16  # the largest width or count that a call or a filter may be given
+# Filters to which a number is a value as any other; what `map` and `select` call is looked at by itself.
+OF_VALUES = frozenset(("default", "d", "map", "select", "selectattr", "reject", "rejectattr", "sum"))
 
 
 class OverrunError(TemplateError):
@@ -70,7 +72,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         self.filters["tojson"] = _to_json
-        self.filters = {name: self._capped(function) for name, function in self.filters.items()}
+        self.filters = {name: self._capped(function, name not in OF_VALUES) for name, function in self.filters.items()}
         self.filters |= {"_each": self._each, "_made": self._made}
 
     def begin(self) -> None:
@@ -81,7 +83,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super()._generate(_Capping().visit(source), *args, **kwargs)
 
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
-        _check_numbers(() if called is self.globals["range"] else args, kwargs)  # the sandbox has a limit for range
+        if called is not self.globals["range"] and not _takes_values(called):  # the sandbox has a limit for range
+            _check_numbers((*args, *kwargs.values()))
         return self._made(super().call(context, called, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -92,11 +95,13 @@ class _Environment(ImmutableSandboxedEnvironment):
             _check_bits(left.bit_length() * right)
         return self._made(super().call_binop(context, operator, left, right))
 
-    def _capped(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a filter whose numbers, result and time are checked."""
+    def _capped(self, function: Callable[..., Any], counts: bool) -> Callable[..., Any]:
+        """Returns a filter whose result and time are checked, and its numbers if `counts`."""
+        first = 2 if hasattr(function, "jinja_pass_arg") else 1  # of its arguments, after what is filtered
 
         def capped(*args: Any, **kwargs: Any) -> Any:
-            _check_numbers(args[1:], kwargs)
+            if counts:
+                _check_numbers((*args[first:], *kwargs.values()))
             result = function(*args, **kwargs)
             return self._each(result) if isinstance(result, Iterator) else self._made(result)
 
@@ -148,8 +153,13 @@ def _check_bits(bits: int) -> None:
         raise OverrunError(f"it makes a number of more than {BITS} bits")
 
 
-def _check_numbers(args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
-    if any(isinstance(item, int) and abs(item) > NUMBER for item in (*args, *kwargs.values())):
+def _takes_values(called: Any) -> bool:
+    """Whether a number that this is called with is a value as any other, and no width or count."""
+    return isinstance(called, Macro | type) or isinstance(getattr(called, "__self__", None), dict | list | tuple)
+
+
+def _check_numbers(arguments: Iterable[Any]) -> None:
+    if any(isinstance(item, int) and abs(item) > NUMBER for item in arguments):
         raise OverrunError(f"it asks for a width or a count beyond {NUMBER}")
 
 
