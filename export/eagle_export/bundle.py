@@ -23,7 +23,7 @@ from eagle_export.base.destination import (
 )
 from eagle_export.base.errors import ExportError
 from eagle_export.base.memory import give_back, keep_blocks_apart, keep_blocks_together, only_new_objects
-from eagle_export.base.resume import fingerprint, holds_refused, kept
+from eagle_export.base.resume import fingerprint, holds_refused, kept, rounded_by
 from eagle_export.checking.certificate import certified
 from eagle_export.checking.head_check import HeadCheck
 from eagle_export.checking.limits import FidelityError, accepted, keep_refused
@@ -233,6 +233,8 @@ def _chosen(work: Work, traced: Traced, finished: Path, samples: SampleFile) -> 
         chosen = choose(traced.graphs, with_inputs, recorded, work.order.budget, work.report)
     elif recorded is not None and recorded.importance:
         chosen = foreseen(traced.graphs["target"], chosen.plan, recorded)
+    if recorded is not None:
+        rounded_by(finished, recorded.digest([(row.name, row.choice.grid) for row in chosen.rows]))
     most = work.order.required.limits.kl
     if chosen.kl is not None and work.settings.certify and chosen.kl > most:
         print_line("eagle-export", BEYOND.format(chosen.kl, most))

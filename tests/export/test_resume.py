@@ -16,6 +16,7 @@ from eagle_calib.folder import KEPT, WORK
 from eagle_export.base.errors import ExportError
 from eagle_export.base.resume import fingerprint
 from eagle_export.bundle import export
+from eagle_export.recording import source_text
 from eagle_export.writing.settings import Settings
 from export_workplace import make_target, spoil
 
@@ -192,6 +193,22 @@ def test_a_shard_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytes
 def test_the_published_weights_are_no_second_name_of_the_leftovers(target: Path, tmp_path: Path) -> None:
     export(target, None, tmp_path / "bundle", Settings(**PLAIN))
     assert (tmp_path / "bundle/target/model.onnx.data").stat().st_nlink == 1
+
+
+def test_weights_that_were_rounded_by_other_inputs_are_rounded_again(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with other threads or less memory, where the same command records others."""
+    settings = Settings(precision="int4", certify=False)
+    with monkeypatch.context() as patched:
+        stop_after(patched, 12, Stopped())
+        with pytest.raises(Stopped):
+            export(target, None, tmp_path / "bundle", settings)
+    assert (kept_of(tmp_path / "bundle") / "target.journal").is_file()
+    monkeypatch.setattr(source_text, "SEED", 1)
+    for name in ("bundle", "whole"):
+        export(target, None, tmp_path / name, settings)
+    assert contents(tmp_path / "bundle") == contents(tmp_path / "whole")
 
 
 def test_golden_pair_resumes_in_its_head_too(

@@ -19,6 +19,7 @@ from eagle_runtime.base.errors import EagleError
 
 TOOLS = ("eagle-edge", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy", "safetensors")
 KEY = "made_of.txt"
+ROUNDED = "rounded_by.txt"  # of the weights: what they are rounded by
 REFUSED = "refused"  # a bundle outside its limits (checking/limits.py)
 
 
@@ -54,10 +55,21 @@ def kept(work: Path, key: str) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     except BaseException:
-        if {path.name for path in folder.iterdir()} == {KEY}:
+        if {path.name for path in folder.iterdir()} <= {KEY, ROUNDED}:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def rounded_by(folder: Path, made_of: str) -> None:
+    """Forgets the finished tensors in a folder unless they were rounded by the same. made_of: a hash of recorded inputs
+    and of what was chosen by them. With other threads or less memory the same command may record others, and the levels
+    of a weight go with no other steps, those of a smoothed layer with no other norm."""
+    note = folder / ROUNDED
+    if not note.is_file() or note.read_text(encoding="utf-8") != made_of:
+        for journal in folder.glob("*.journal"):
+            journal.unlink()
+        note.write_text(made_of, encoding="utf-8")
 
 
 def _is_of(folder: Path, key: str) -> bool:

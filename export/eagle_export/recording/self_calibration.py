@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,11 @@ class Recorded:
 
     inputs: Listed
     importance: Mapping[str, Array] = field(default_factory=dict)
+
+    def digest(self, chosen: object) -> str:
+        """Returns a hash of the inputs, by those of the last layer, and of what was chosen by them."""
+        last = self.inputs[LM_HEAD]
+        return sha256(last.channel_absmax.tobytes() + last.sample.tobytes() + repr(chosen).encode()).hexdigest()
 
 
 def observe_source(
