@@ -20,6 +20,7 @@ from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.blocks import Grid, rounded
+from eagle_export.recipes.compensation import compensated
 from eagle_export.recipes.embedding import EmbeddingBlocks
 from eagle_export.recipes.int8 import Int8PerToken, per_column
 from eagle_export.recipes.int8_cache import LEVELS, MOST
@@ -175,6 +176,24 @@ def test_blocks_are_filled_up_and_zeros_stay_zero(asymmetric: bool) -> None:
     zeros = np.stack([zero & 15, zero >> 4], -1).reshape(2, 4)[:, :3]
     np.testing.assert_array_equal(zeros, blocks.zero.T)
     assert (unpacked[:, 72:] == zeros[:, 2:]).all()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("grid", [Grid(4, 32, asymmetric=True), Grid(8, 32, asymmetric=False)])
+def test_a_column_whose_weights_have_decayed_is_one_of_zeros(grid: Grid, weight: Array, rows: Array) -> None:
+    """1 / step would be beyond fp32, and 0 times that no number."""
+    decayed = weight.copy()
+    decayed[:, 3] *= np.float32(1e-39)
+    decayed[::5, 3] = 0
+    for blocks in (rounded(decayed, grid), compensated(decayed, rows[0], grid)):
+        assert not blocks.values()[:, 3].any()
+
+
+def test_values_beyond_the_steps_of_blocks_are_refused(weight: Array) -> None:
+    model = linear_model(weight * np.float32(1e8))
+    WeightBlocks(Grid(4, 32, asymmetric=True)).apply(model)
+    with pytest.raises(ExportError, match=r"w holds values that are too large for blocks of 4 bits; export in fp32"):
+        model.graph.initializers["w.int4"].const_value.numpy()  # type: ignore[union-attr]
 
 
 def test_a_column_of_zeros_has_a_scale() -> None:

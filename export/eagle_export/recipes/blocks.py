@@ -23,6 +23,7 @@ SHARES = {  # bits -> shares of the full range that are tried
     8: np.linspace(0.94, 1.0, 4, dtype=np.float32),
 }
 SMALLEST = 16  # channels per block: ONNX Runtime's operators take no fewer
+NOTHING = np.float32(2.0**-25)  # a step that is no larger is 0 in fp16, and 1 / step may be beyond the range of fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,17 +172,17 @@ def best_scale(weight: Array, importance: Array | None, grid: Grid) -> Scale:
 
 def _covering(weight: Array, grid: Grid) -> tuple[Array, Array]:
     """Returns the step and zero level [N], both fp32, of a block [k, N] that cover its whole range. A step that covers
-    a share of it has the same zero level."""
+    a share of it has the same zero level. Of a block that fp16 cannot tell from zeros the step is 1."""
     if grid.asymmetric:
         low, high = np.minimum(weight.min(0), 0), np.maximum(weight.max(0), 0)
         step = (high - low) / np.float32(grid.highest)
-        step[step == 0] = 1
+        step[step <= NOTHING] = 1
         return step, np.rint(-low / step)
     # The value furthest from zero gets level 0, which reaches one step further than the highest level, so the step has
     # the opposite sign of that value.
     low, high = weight.min(0), weight.max(0)
     step = -np.where(-low > high, low, high) / np.float32(grid.middle)
-    step[step == 0] = 1
+    step[np.abs(step) <= NOTHING] = 1
     return step, np.full_like(step, grid.middle)
 
 

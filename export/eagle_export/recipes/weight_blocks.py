@@ -175,9 +175,20 @@ def stored(
     model: ir.Model, name: str, shape: tuple[int, int], quantise: Callable[[], Blocks], grid: Grid
 ) -> tuple[ir.Value, ...]:
     """Adds the initializers of a weight of `shape` (K, N), computed when they are written. Returns levels, steps and,
-    if asymmetric, zero levels, as `packed` lays them out; an existing weight of that name as it is."""
+    if asymmetric, zero levels, as `packed` lays them out; an existing weight of that name as it is. Writing raises
+    ExportError for values whose steps are beyond the range of fp16."""
     n, count = shape[1], -(-shape[0] // grid.size)
-    arrays = pieces(lambda: packed(quantise()), 3)
+
+    def in_range() -> tuple[Array, Array, Array]:
+        level, step, zero = packed(quantise())
+        if not np.isfinite(step).all():
+            raise ExportError(
+                f"{name} holds values that are too large for blocks of {grid.bits} bits; export in fp32, or keep the "
+                "layer as it is"
+            )
+        return level, step, zero
+
+    arrays = pieces(in_range, 3)
     kind = f"int{grid.bits}"
     level = lazy_weight(model, f"{name}.{kind}", ir.DataType.UINT8, (n, count, grid.size * grid.bits // 8), arrays[0])
     step = lazy_weight(model, f"{name}.scale", ir.DataType.FLOAT16, (n, count), arrays[1])
@@ -197,7 +208,8 @@ def packed(blocks: Blocks) -> tuple[Array, Array, Array]:
     level[:, k:] = blocks.zero[-1][:, None]
     zero = np.zeros((n, count + count % 2), np.uint8)
     zero[:, :count] = blocks.zero.T
-    step = blocks.step.T.astype(np.float16)
+    with np.errstate(over="ignore"):  # `stored` says so
+        step = blocks.step.T.astype(np.float16)
     if grid.bits == 8:
         return level.reshape(n, count, -1), step, np.ascontiguousarray(zero[:, :count])
     zeros = zero[:, :count, None] if grid.sixteenths else _pairs(zero)
