@@ -345,6 +345,19 @@ def planned() -> Iterator[tuple[str, list[type]]]:
                 yield f"{backend} {precision} {graph}", [type(step) for step in passes]
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"precision": "int3"}, "backend cpu does not run int3; choose one of fp32, fp16"),
+        ({"draft_precision": "int3"}, "backend cpu does not run int3; choose one of fp32, fp16"),
+        ({"backend": "gpu"}, "there is no backend gpu; choose one of cpu, tensorrt-rtx, tensorrt, cuda"),
+    ],
+)
+def test_what_there_is_not_is_refused(given: dict[str, str], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=says):
+        export(GOLDEN / "target", GOLDEN / "head_eagle1", tmp_path / "bundle", **given)
+
+
 def test_passes_stand_where_their_reasons_say() -> None:
     for name, classes in planned():
         assert set(classes) <= set(PLACES) and len(classes) == len(set(classes)), name

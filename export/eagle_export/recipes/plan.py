@@ -253,14 +253,20 @@ def routes_experts(backend: str) -> bool:
 
 def default_draft_precision(backend: str, precision: str) -> str:
     """The precision of a head next to a target of this precision, if none is asked for."""
-    recipe = RECIPES[backend].get(precision)
-    return precision if recipe is None or recipe.draft_precision is None else recipe.draft_precision
+    return RECIPES[backend][precision].draft_precision or precision
 
 
 def recorded_from_source(backend: str, precision: str) -> bool:
     """Whether an export without a calibration records the target's inputs from the checkpoint."""
-    recipe = RECIPES[backend].get(precision)
-    return recipe is not None and recipe.self_calibrated
+    return RECIPES[backend][precision].self_calibrated
+
+
+def check_runs(backend: str, precision: str) -> None:
+    """Raises ExportError for a backend that there is not, and a precision that it cannot run."""
+    if backend not in RECIPES:
+        raise ExportError(f"there is no backend {backend}; choose one of {', '.join(RECIPES)}")
+    if precision not in RECIPES[backend]:
+        raise ExportError(f"backend {backend} does not run {precision}; choose one of {', '.join(RECIPES[backend])}")
 
 
 def plan(
@@ -284,8 +290,7 @@ def plan(
     do not fit together, or a missing calibration."""
     recipes = RECIPES[backend]
     for name in (precision, draft_precision or precision):
-        if name not in recipes:
-            raise ExportError(f"backend {backend} does not run {name}; choose one of {', '.join(recipes)}")
+        check_runs(backend, name)
         if recipes[name].calibrated and calibration is None:
             raise ExportError(
                 f"{name} for backend {backend} needs recorded inputs; export in fp32, run eagle-calib on the bundle "

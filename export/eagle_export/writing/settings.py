@@ -13,7 +13,15 @@ from eagle_calib.calibration import Calibration, read_calibration
 from eagle_export.base.errors import ExportError
 from eagle_export.checking.limits import LIMITS, RequiredFidelity, required_fidelity
 from eagle_export.recipes.blocks import Grid
-from eagle_export.recipes.plan import AUTO, Observations, Plan, default_draft_precision, plan, recorded_from_source
+from eagle_export.recipes.plan import (
+    AUTO,
+    Observations,
+    Plan,
+    check_runs,
+    default_draft_precision,
+    plan,
+    recorded_from_source,
+)
 from eagle_export.writing.automatic import Budget, checked_budget
 
 
@@ -56,6 +64,7 @@ class Settings:
 
     def check(self, head: bool) -> None:
         """Raises ExportError for settings that contradict each other. head: whether there is one."""
+        check_runs(self.backend, self.precision)
         if self.draft_top_k is not None and self.draft_top_k < 1:
             raise ExportError(f"draft top-k is {self.draft_top_k}, but must be 1 or more")
         if self.draft_vocab is not None and self.draft_vocab < 1:
