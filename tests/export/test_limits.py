@@ -224,6 +224,12 @@ def test_layers_are_kept_by_pattern(backend: str, plain: Path, tmp_path: Path) -
     assert kept <= set(done.manifest.target.graph.weights)
 
 
+def test_the_lm_head_alone_may_be_rounded(plain: Path, tmp_path: Path) -> None:
+    """No norm before the layers that are left can absorb a factor."""
+    done = export(plain, None, tmp_path / "b", Settings(precision="int8", keep=["*.layers.*"], certify=False))
+    assert done.manifest.target.graph.recipe[LM_HEAD].endswith("errors compensated")
+
+
 def test_layers_that_cannot_be_kept(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for precision, pattern, says in (
         ("int8", "*.mlp.dwon_proj.*", "no linear layer of the target is named '*.mlp.dwon_proj.*', so that none"),

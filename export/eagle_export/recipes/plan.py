@@ -24,7 +24,7 @@ from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.blocks import Grid
 from eagle_export.recipes.embedding import EmbeddingBlocks, EmbeddingFp16
 from eagle_export.recipes.fp16_sums import Fp16Sums
-from eagle_export.recipes.graph import Linear, Pass, fed_by_norm, is_lm_head, narrows
+from eagle_export.recipes.graph import KEPT_WIDE, Linear, Pass, fed_by_norm, is_lm_head, linears, narrows
 from eagle_export.recipes.int8 import Int8PerToken, simulated_tokens
 from eagle_export.recipes.int8_cache import Int8Cache
 from eagle_export.recipes.keep import KeepLayers
@@ -345,9 +345,14 @@ def apply(passes: Passes, model: ir.Model) -> dict[str, str]:
         if isinstance(step, (EmbeddingFp16, EmbeddingBlocks)) and not reads_tokens:
             continue  # Medusa's heads
         changed = step.apply(model)
-        if not changed and isinstance(passes[0], KeepLayers):
+        if not changed and any(KEPT_WIDE in node.meta for node in model.graph):
+            if isinstance(step, Smooth) and linears(model):
+                continue  # what computes the input of the layers that are left cannot absorb a factor
             raise ExportError(f"no layer is left for pass {step.name!r}; keep fewer, or choose a wider precision")
         if not changed:
-            raise ExportError(f"pass {step.name!r} found nothing to change in the graph; report this as a bug")
+            raise ExportError(
+                f"pass {step.name!r} found nothing to change in the graph; choose another precision, and report this "
+                "as a bug"
+            )
         done |= changed
     return done
