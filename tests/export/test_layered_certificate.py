@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,19 @@ def test_the_certificate_is_that_of_the_whole_source(
     assert other.kl == pytest.approx(one.kl, rel=1e-2, abs=1e-9)
     assert "comparing with the source (run 1, layer 8 of 8)" in steps
     assert any("run 2" in step for step in steps) == (one.agreement < 1)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_texts_that_end_at_once_say_nothing_of_a_head(
+    whole: bool, bundle_of: Callable[..., Path], request: pytest.FixtureRequest
+) -> None:
+    if not whole:
+        request.getfixturevalue("small_memory")
+    bundle, pair = bundle_of("eagle1", "fp32"), open_pair(GOLDEN / "target", GOLDEN / "head_eagle1")
+    manifest = read_manifest(bundle)
+    ends = replace(manifest.target, eos_token_ids=tuple(range(manifest.target.vocab_size)))
+    comparison = compare_with_source(pair.target, bundle, replace(manifest, target=ends), pair.head)
+    assert comparison.head is None and comparison.certificate.agreement == 1
 
 
 def test_the_certificate_of_a_mixture_of_experts(tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -167,13 +167,13 @@ def _read_by_layers(
             )
 
         texts = verified_continuations(source, prompts, draft, manifest.target.eos_token_ids, count, taps, report)
-    expected = [text.continuation() for text in texts]
-    if head is None:
+    expected, drafted = [text.continuation() for text in texts], [text for text in texts if len(text.tokens) > 1]
+    if head is None or not drafted:
         return expected, None
     report("checking the head")
     tokens = [token for text in texts for token in (*text.prompt, *text.tokens)]
     weights, embedding = weights_for_tokens(head, source, tokens, lm_head=True)
-    read = ((Continued(text.prompt, text.tokens), text.hidden) for text in texts if len(text.tokens) > 1)
+    read = ((Continued(text.prompt, text.tokens), text.hidden) for text in drafted)
     return expected, compare_readings(head, config, weights, read, embedding)
 
 

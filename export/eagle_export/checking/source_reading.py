@@ -111,8 +111,9 @@ class SourceReading:
             golden = len(self.prompts)
             expected = [continuation(self.source.folder, each) for each in written[:golden]]
             texts = [Continued(each.start, each.tokens, each.hidden) for each in written[golden:]]
-            if self.head is not None and texts:
-                self.checked = check_head(self.head, model, [text for text in texts if len(text.tokens) > 1])
+            drafted = [text for text in texts if len(text.tokens) > 1]
+            if self.head is not None and drafted:
+                self.checked = check_head(self.head, model, drafted)
             self.expected = expected
         except ExportError as error:
             self.problem = error
