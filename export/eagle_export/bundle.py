@@ -185,10 +185,11 @@ def _traced(work: Work, until_end: ExitStack) -> Traced:
     process, if there is one. Raises ExportError where disk or memory are too small."""
     pair, way, settings = work.pair, work.way, work.settings
     certify, calibrated = settings.certify, settings.calibration is not None
-    requirement = requirement_of(
-        pair, settings.backend, work.order.precisions, way, work.bundle, calibrated=calibrated, certify=certify
-    )
-    requirement.check(work.bundle)
+    with disk_errors(work.bundle):  # the disk is tried
+        requirement = requirement_of(
+            pair, settings.backend, work.order.precisions, way, work.bundle, calibrated=calibrated, certify=certify
+        )
+        requirement.check(work.bundle)
     reading = reading_of_pair(pair) if certify and way == "whole" else None
     if way is not None:
         keep_blocks_apart()  # until inputs are recorded

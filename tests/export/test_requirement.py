@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 
 from conftest import GOLDEN
+from eagle_export.base.errors import ExportError
+from eagle_export.bundle import export
 from eagle_export.graphs.pair import open_pair
 from eagle_export.recording.recording import Way
 from eagle_export.writing import requirement
@@ -41,6 +44,16 @@ def test_a_pace_is_measured(tmp_path: Path) -> None:
     pace = measure(tmp_path, 4)
     assert min(astuple(pace)) > 0 and pace.compensating > pace.rounding
     assert not any(tmp_path.iterdir())
+
+
+def test_a_disk_that_cannot_be_tried_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path, bits: int) -> Pace:
+        raise OSError(errno.EROFS, "Read-only file system", str(folder / "tmp6jlirlo5"))
+
+    monkeypatch.setattr(requirement, "SMALL", 0)
+    monkeypatch.setattr(requirement, "measure", refuse)
+    with pytest.raises(ExportError, match=r"bundle could not be written \(Read-only file system\); no files were left"):
+        export(GOLDEN / "target", None, tmp_path / "bundle")
 
 
 def test_two_processes_need_the_memory_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
