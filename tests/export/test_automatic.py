@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from conftest import GOLDEN, HEADS
+from eagle_calib.calibration import Observed
 from eagle_export import bundle
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
@@ -29,8 +30,8 @@ from eagle_export.recipes.blocks import rounded
 from eagle_export.recipes.embedding import EmbeddingBlocks
 from eagle_export.recipes.graph import linears
 from eagle_export.recipes.plan import INT4, INT8
-from eagle_export.recording.self_calibration import KEPT, observe_source
-from eagle_export.writing.automatic import Option, Sensitivity, chosen
+from eagle_export.recording.self_calibration import KEPT, Listed, Recorded, observe_source
+from eagle_export.writing.automatic import Option, Sensitivity, chosen, rows_of_all
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import EagleError
@@ -198,6 +199,13 @@ def test_auto_keeps_to_its_size_and_prints_what_it_decided_from(
     with EagleModel.load(tmp_path / "b", threads=1) as model:
         plain = model.generate([5, 6, 7], max_new_tokens=24, method="vanilla").token_ids
         assert model.generate([5, 6, 7], max_new_tokens=24, method="lookup", tree="chain").token_ids == plain
+
+
+def test_an_experts_share_is_that_of_all_rows() -> None:
+    """Whichever layers are left to be measured."""
+    rows = {"model.layers.0.mlp.experts.0.up_proj.weight": 3, "model.layers.0.self_attn.q_proj.weight": 8}
+    empty = np.zeros(0, np.float32)
+    assert rows_of_all(Recorded(Listed(rows, lambda count: Observed(count, empty, empty)))) == 8
 
 
 def test_a_kept_layer_stays_and_a_tied_table_is_read_as_its_lm_head_is_stored(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def choose(
         return plan_after(first, plan_of(chosen_grids))
 
     room = None if budget.size is None else room_for(graphs, left, budget.size)
-    losses, most = [], recorded.inputs[layers[0].name].rows
+    losses, most = [], rows_of_all(recorded)
     for number, layer in enumerate(layers):
         report(f"measuring layers ({number} of {len(layers)})")
         losses.append(layer_losses(layer, grids[layer.name], recorded, most))
@@ -169,13 +169,18 @@ def foreseen_kl(target: ir.Model, plan: Plan, recorded: Recorded) -> float | Non
     layers = [layer for layer in linears(target) if any(step.wanted(layer) for step in steps)]
     if not layers or not all(layer.name in recorded.importance for layer in layers):
         return None
-    total, most = 0.0, recorded.inputs[layers[0].name].rows
+    total, most = 0.0, rows_of_all(recorded)
     for layer in layers:
         step = next(step for step in steps if step.wanted(layer))
         grid = fitted(step.other(layer) or step.grid, layer.shape[0], whole=layer.rotated)
         values = layer_losses(layer, [grid], recorded, most).values
         total += sum(values or ())
     return COMPENSATED * total
+
+
+def rows_of_all(recorded: Recorded) -> int:
+    """How many rows a layer read which reads all: the first that is no expert's."""
+    return recorded.inputs[next(name for name in recorded.inputs if not is_expert(name))].rows
 
 
 def grids_of(layer: Linear) -> list[Grid]:
