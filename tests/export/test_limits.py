@@ -351,6 +351,17 @@ def test_layers_that_are_not_known_are_left_out() -> None:
     )
 
 
+def test_an_agreement_that_layers_were_chosen_for_accepts_nothing() -> None:
+    """With a lower one the same command chooses narrower layers."""
+    required = Order.of(Settings(precision="auto", min_agreement=0.9), False).required
+    assert Order.of(Settings(precision="auto", min_agreement=0.9, size=10**9), False).required.aims is False
+    few, far = (
+        refusal(Certificate((), *figures, 1.0, LIMITS["auto"]), required, []) for figures in ((0.5, 0.1), (0.7, 1))
+    )
+    assert str(few).endswith("; ask for more agreement, for which layers are widened; or try precision='int8'")
+    assert str(far).endswith("; or accept it, which takes seconds, with max_kl=1.0")
+
+
 def test_a_pair_is_held_to_the_limits_too(tmp_path: Path) -> None:
     target = tmp_path / "target"
     shutil.copytree(GOLDEN / "target", target)

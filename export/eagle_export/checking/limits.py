@@ -90,8 +90,9 @@ class FidelityError(ExportError):
 @dataclass(frozen=True, slots=True)
 class RequiredFidelity:
     """What an export must reach. explicit: whether the user asked for these limits; else they are the precision's.
-    backend, precision, calibrated (whether a calibration was given), recorded (whether inputs are recorded without it):
-    the export, used to say what else to try."""
+    backend, precision, calibrated (whether a calibration was given), recorded (whether inputs are recorded without it),
+    aims (whether layers were widened for an agreement, so that another one asks for another bundle): the export, used
+    to say what else to try."""
 
     limits: Limits
     explicit: bool
@@ -99,6 +100,7 @@ class RequiredFidelity:
     precision: str
     calibrated: bool
     recorded: bool = True
+    aims: bool = False
 
 
 def required_fidelity(
@@ -131,7 +133,9 @@ def refusal(certificate: Certificate, required: RequiredFidelity, worst: Sequenc
     if worst:
         reason += f"; worst layers: {', '.join(layer.summary for layer in worst)}"
     ways = what_to_try(required, worst, kl_met=certificate.kl <= required.limits.kl)
-    return FidelityError(reason, [*ways, accepting(certificate, required.limits)], certificate)
+    if not required.aims or certificate.agreement >= required.limits.agreement:
+        ways.append(accepting(certificate, required.limits))
+    return FidelityError(reason, ways, certificate)
 
 
 def what_to_try(required: RequiredFidelity, worst: Sequence[LayerError] = (), *, kl_met: bool = False) -> list[Advice]:
@@ -147,6 +151,8 @@ def what_to_try(required: RequiredFidelity, worst: Sequence[LayerError] = (), *,
         # The worst layer alone if keeping it may be enough, else all that are named.
         enough = worst[:1] if worst[0].exact <= required.limits.kl and not kl_met else worst
         ways.append(Advice("try", {"keep": [each.layer.name for each in enough]}))
+    if required.aims:
+        ways.append(Advice("ask for more agreement, for which layers are widened"))
     if wider:
         ways.append(Advice("try", {"precision": wider[0]}))
     if precision in CALIBRATION_OPTIONAL and required.recorded and not required.calibrated:

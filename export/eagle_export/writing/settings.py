@@ -6,7 +6,7 @@ export(target, draft, bundle, Settings(precision="int4", max_kl=0.1))
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eagle_calib.calibration import Calibration, read_calibration
@@ -111,6 +111,7 @@ class Order:
         required = required_fidelity(
             backend, precision, least, settings.max_kl, calibrated=calibrated, recorded=settings.record
         )
+        required = replace(required, aims=aim is not None)
         if required.explicit and not settings.certify:
             raise ExportError("an agreement or a KL is asked for, but the export is to go without the comparison")
         observed = None if settings.calibration is None else read_calibration(settings.calibration)
