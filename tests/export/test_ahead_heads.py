@@ -27,6 +27,7 @@ from eagle_export.graphs.pair import build_graphs, open_pair
 from eagle_export.graphs.weights import save
 from eagle_export.inspection.report import inspect
 from eagle_export.reading.families.source import load_source
+from eagle_export.tensorrt.build import build_engines
 from eagle_export.writing.settings import Settings
 from systems import read_tensors
 
@@ -231,3 +232,5 @@ def test_what_such_heads_cannot_have_is_refused(tmp_path: Path) -> None:
     bundle = export(TARGET, folder, tmp_path / "bundle", Settings(certify=False)).bundle
     with pytest.raises(CalibrationError, match="Medusa heads, whose inputs are not recorded"):
         calibrate(bundle, tmp_path / "calibration", threads=1)
+    with pytest.raises(ExportError, match="kind medusa, and such heads do not run on TensorRT; export the target"):
+        build_engines(bundle, "tensorrt-rtx")

@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from eagle_export.base.errors import ExportError
+from eagle_export.heads.kinds import KINDS
 from eagle_runtime.bundle.manifest import Manifest
 
 CAPABILITIES = ("8.6", "8.9", "12.0")  # GeForce RTX 30, 40 and 50; several add little to an engine's size
@@ -38,8 +39,13 @@ def _has_fp8(capability: str) -> bool:
 
 
 def check_precision(bundle: Path, manifest: Manifest) -> None:
-    """Raises ExportError unless both graphs compute in fp16. TensorRT would build fp32 kernels for others without a
-    warning, or fail for want of an fp32 attention kernel."""
+    """Raises ExportError unless both graphs compute in fp16, or for a head that engines cannot draft with. TensorRT
+    would build fp32 kernels for others without a warning, or fail for want of an fp32 attention kernel."""
+    if manifest.head is not None and "tensorrt" in KINDS[manifest.head.kind].not_on:
+        raise ExportError(
+            f"{bundle} has a head of kind {manifest.head.kind}, and such heads do not run on TensorRT; export the "
+            "target with another one, or alone"
+        )
     for model in manifest.models.values():
         dtype = model.graph.inputs["tree_mask"].dtype
         if dtype != "float16":
