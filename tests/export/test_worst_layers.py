@@ -16,11 +16,14 @@ from eagle_export.checking.worst_layers import Layer, LayerError, layer_errors, 
 from eagle_export.graphs.pair import build_graphs, open_pair
 from eagle_export.graphs.weights import save
 from eagle_export.recipes.graph import linears
+from eagle_export.recipes.multipliers import Multipliers
 from eagle_export.recipes.smooth import Smooth, factors_of
 from eagle_export.writing.settings import Settings
 from eagle_runtime.bundle.manifest import read_manifest
 from export_workplace import LAYERS, make_target
 from source_continuations import continuations
+from tiny_families import LAYERS as TINY_LAYERS
+from tiny_families import ROWS, save_source
 
 DOWN, LM_HEAD = "model.layers.1.mlp.down_proj.weight", "lm_head.weight"
 PROMPT = [5, 17, 3, 60, 8, 101, 44]
@@ -102,6 +105,17 @@ def test_layers_that_were_scaled_are_not_taken_for_wrong(plain: Path, tmp_path: 
     save(graph, tmp_path / "fp32/target/model.onnx")
     errors = wrong_layers(tmp_path / "fp32", layers, plain, everything=True)
     assert len(errors) == len(layers) and max(each.error for each in errors) < 1e-5
+
+
+def test_layers_whose_multiplier_became_a_part_of_them_are_still_known(tmp_path: Path) -> None:
+    save_source(ROWS["Granite"], tmp_path)
+    graph = build_graphs(open_pair(tmp_path, None), "fp32", 1)["target"]
+    layers = layers_of(graph)
+    assert len(Multipliers().apply(graph)) == 2 * TINY_LAYERS
+    weights = {layer.node.outputs[0].name: layer.reader()() for layer in linears(graph)}
+    assert weights.keys() == {layer.y for layer in layers}
+    for layer in layers:
+        np.testing.assert_array_equal(layer.read(), weights[layer.y])
 
 
 def test_the_kl_of_an_exact_layer_is_that_of_a_bundle_that_keeps_it(plain: Path, tmp_path: Path) -> None:
