@@ -356,7 +356,8 @@ def test_an_agreement_that_layers_were_chosen_for_accepts_nothing() -> None:
     required = Order.of(Settings(precision="auto", min_agreement=0.9), False).required
     assert Order.of(Settings(precision="auto", min_agreement=0.9, size=10**9), False).required.aims is False
     few, far = (
-        refusal(Certificate((), *figures, 1.0, LIMITS["auto"]), required, []) for figures in ((0.5, 0.1), (0.7, 1))
+        refusal(Certificate((), agreement, kl, 1.0, LIMITS["auto"]), required, [])
+        for agreement, kl in ((0.5, 0.1), (0.7, 1.0))
     )
     assert str(few).endswith("; ask for more agreement, for which layers are widened; or try precision='int8'")
     assert str(far).endswith("; or accept it, which takes seconds, with max_kl=1.0")

@@ -353,9 +353,9 @@ def planned() -> Iterator[tuple[str, list[type]]]:
         ({"backend": "gpu"}, "there is no backend gpu; choose one of cpu, tensorrt-rtx, tensorrt, cuda"),
     ],
 )
-def test_what_there_is_not_is_refused(given: dict[str, str], says: str, tmp_path: Path) -> None:
+def test_what_there_is_not_is_refused(given: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=says):
-        export(GOLDEN / "target", GOLDEN / "head_eagle1", tmp_path / "bundle", **given)
+        export(GOLDEN / "target", GOLDEN / "head_eagle1", tmp_path / "bundle", Settings(**given))
 
 
 def test_passes_stand_where_their_reasons_say() -> None:
