@@ -97,7 +97,7 @@ def threads_allowed() -> int | None:
     quota, machine = processors(), os.cpu_count() or 1
     if cores() >= machine and (quota is None or quota >= machine):
         return None
-    return max(1, int(min(quota or machine, _physical_cores())))
+    return max(1, int(min(quota or machine, physical_cores())))
 
 
 def cores() -> int:
@@ -105,8 +105,8 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _physical_cores() -> int:
-    """Of those; logical ones where Linux does not say which are of one core."""
+def physical_cores() -> int:
+    """Returns how many cores these are; logical ones where Linux does not say which are of one core."""
     if not hasattr(os, "sched_getaffinity"):
         return cores()
     siblings = set()
