@@ -258,6 +258,7 @@ REFUSALS: dict[str, tuple[Callable[[], Head], str]] = {
     "causal twice": (lambda: nested(jetspec(), causal=False), "causal false and causal_head true contradict"),
     "no truth": (lambda: nested(jetspec(), causal_head="yes"), "causal_head is 'yes', but must be true or false"),
     "no object": (lambda: changed(dflash(), dflash_config=[1, 5]), "dflash_config is .*, but must be an object"),
+    "no object of EAGLE's": (lambda: changed(dflash(), eagle_config=[1]), "eagle_config is .*, but must be an object"),
     "another target": (
         lambda: changed(dflash(), num_target_layers=36),
         "num_target_layers is 36, but the",

@@ -200,6 +200,8 @@ READ_EAGLE_KEYS: tuple[tuple[str, tuple[object, ...]], ...] = (  # of eagle_conf
 def official(head: Checkpoint) -> tuple[HeadLayout, Checkpoint]:
     """Returns a head's layout, and the head with the official names and one flat config. Raises ExportError for a head
     of another kind, by its name if it is known."""
+    if not isinstance(settings := head.config.get("eagle_config") or {}, Mapping):
+        raise ExportError(f"{head.folder / 'config.json'}: eagle_config is {settings!r}, but must be an object")
     if "model.fc.weight" in head.tensors and "fc.weight" not in head.tensors:
         # vLLM's own state dict puts "model." before all but lm_head and the vocabulary's maps.
         head = replace(head, tensors={name.removeprefix("model."): each for name, each in head.tensors.items()})
@@ -259,8 +261,6 @@ def _refuse_known(head: Checkpoint) -> None:
         raise ExportError(f"{where}: this is a speculators head of type {kind!r}, but only 'eagle3' and 'mtp' are read")
     _refuse_contents(head)
     settings = head.config.get("eagle_config") or {}
-    if not isinstance(settings, Mapping):
-        raise ExportError(f"{where}: eagle_config is {settings!r}, but must be an object")
     for key, read in READ_EAGLE_KEYS:
         if settings.get(key) not in read:
             raise ExportError(f"{where}: eagle_config.{key} is {settings[key]!r}, a variant that is not supported")
