@@ -251,6 +251,7 @@ REFUSALS: dict[str, tuple[Callable[[], Head], str]] = {
         "some layers see later rows",
     ),
     "other attention": (lambda: changed(dflash(), layer_types=["linear_attention"] * 2), "only full and sliding"),
+    "no attention": (lambda: changed(dflash(), layer_types=[[1], [1]]), "only full and sliding"),
     "shifts": (
         lambda: nested(modelopt_dspark(), sample_from_anchor=False),
         "sample_from_anchor false and shift_label true contradict each other",

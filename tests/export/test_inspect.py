@@ -227,7 +227,7 @@ def test_where_an_eight_b_model_fits() -> None:
     assert least_class(Need("tensorrt-rtx", "fp16", None, need.target, None, 0, 0, 33 * GB)) is None
 
 
-JUNK: tuple[object, ...] = (None, "x", -1, 0.5, [1], {"x": 1}, 10**30)
+JUNK: tuple[object, ...] = (None, "x", -1, 0.5, [1], [[1]], {"x": 1}, 10**30)
 
 
 @pytest.mark.parametrize("which", ["target", "head_eagle1", "head_eagle3_dv44"])

@@ -245,7 +245,7 @@ def _causal(head: Checkpoint, config: Mapping[str, Any], layout: BlockLayout) ->
     """Whether rows see no later row of their block. Raises ExportError for a narrow window, and layers that differ."""
     where = head.folder / "config.json"
     types = config.get("layer_types") or []
-    if not isinstance(types, list) or set(types) - {"full_attention", "sliding_attention"}:
+    if not isinstance(types, list) or any(each not in ("full_attention", "sliding_attention") for each in types):
         raise ExportError(f"{where}: layer_types is {types!r}, but only full and sliding attention are known")
     sliding = [each == "sliding_attention" for each in types]
     width = config.get("swa_window_size") or config.get("sliding_window")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from eagle_export.base.errors import ExportError
@@ -112,7 +112,8 @@ def head_problems(
 
 def _setting(head: Checkpoint, key: str) -> Any:
     """A setting of eagle_config, else of the config itself; None if neither has it."""
-    value = (head.config.get("eagle_config") or {}).get(key)
+    settings = head.config.get("eagle_config")
+    value = settings.get(key) if isinstance(settings, Mapping) else None
     return head.config.get(key) if value is None else value
 
 
@@ -140,7 +141,7 @@ def _unknown_settings(head: Checkpoint, layout: HeadLayout) -> Iterator[str]:
     if config.get("logit_scale") not in (None, 1, 1.0):
         yield f"{where}: logit_scale is {config['logit_scale']!r}, but only heads without one are known"
     windowed = config.get("layer_types")
-    if isinstance(windowed, list) and set(windowed) - {"full_attention"}:
+    if isinstance(windowed, list) and any(each != "full_attention" for each in windowed):
         yield f"{where}: layer_types is {windowed}, but only full attention is known in a head"
     if layout.norm_output is None and _setting(head, "norm_output") is not None:
         yield (
