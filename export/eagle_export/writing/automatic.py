@@ -173,8 +173,8 @@ def foreseen_kl(target: ir.Model, plan: Plan, recorded: Recorded) -> float | Non
     for layer in layers:
         step = next(step for step in steps if step.wanted(layer))
         grid = fitted(step.other(layer) or step.grid, layer.shape[0], whole=layer.rotated)
-        values = layer_losses(layer, [grid], recorded, most).values
-        total += sum(values or ())
+        if not grid.sixteenths:  # as in the source
+            total += sum(layer_losses(layer, [grid], recorded, most).values or ())
     return COMPENSATED * total
 
 
