@@ -11,17 +11,20 @@ from collections.abc import Callable, Generator
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from conftest import GOLDEN, put_listed, put_tokenizer
 from eagle_runtime import EagleModel
-from eagle_tools.bench import contenders, main, run
+from eagle_tools.bench import contenders, main, memory, run
 from eagle_tools.bench.contenders import bundle_contenders, first_turns, interleave, turns
 from eagle_tools.bench.cycles import Recorder
 from eagle_tools.bench.memory import JobError, MemoryRun, Peak, peak_of
+from eagle_tools.bench.plan import Plan
 from eagle_tools.bench.rows import Asked, Row, Setup, read_rows, row_of
+from eagle_tools.peers import worker
 from eagle_tools.questions import Question
 from eagle_tools.ties import NEAR
 from eagle_tools.turns import by_turns
@@ -364,3 +367,38 @@ def test_memory_is_measured_in_a_process_of_its_own(bundle: Path) -> None:
     assert 5e7 < peak.host < 1e9 and peak.device is None
     with pytest.raises(JobError, match=r"none was not measured \(.*is not a folder"):
         peak_of(MemoryRun(str(bundle / "none"), "cpu", 1, "eagle", "fp32", (1,)))
+
+
+def test_each_mode_of_another_engine_is_measured_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process that had served all modes, and their timing, would have a higher peak than a bundle's."""
+    asked = [Asked(0, "", (1, 2)), Asked(1, "", (1, 2, 3))]
+    keys = [(mode, "q4_0", "llama.cpp", "target") for mode in ("plain", "lookup")]
+    measured = run.Outcome(asked, False, {}, {}, {}, peers={("q4_0", "llama.cpp"): tmp_path / "model.gguf"})
+    jobs: list[MemoryRun] = []
+
+    def peak(job: MemoryRun) -> Peak:
+        jobs.append(job)
+        return Peak(len(jobs), None)
+
+    monkeypatch.setattr(run, "peak_of", peak)
+    plan = Plan((), (), pytorch=tmp_path)
+    assert run.measure_peaks(plan, keys, measured, run.Reporter()) == {keys[0]: Peak(1, None), keys[1]: Peak(2, None)}
+    assert [(job.folder, job.backend, job.method, job.token_ids) for job in jobs] == [
+        (str(tmp_path / "model.gguf"), "llama.cpp", mode, (1, 2, 3)) for mode in ("plain", "lookup")
+    ]
+
+
+def test_another_engine_decodes_as_many_tokens_as_a_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Decoding:
+        passes = 0
+
+        def advance(self) -> list[int]:
+            self.passes += 1
+            return [0, 0]
+
+    decoding = Decoding()
+    engine = SimpleNamespace(decoding=lambda *order: decoding if order == ("lookup", [1, 2], memory.TOKENS) else None)
+    order = ("llama.cpp", Path("m.gguf"), 2, 2 + memory.TOKENS)
+    monkeypatch.setattr(worker, "open_engine", lambda *how: engine if how == order else None)
+    assert memory.run_job(MemoryRun("m.gguf", "llama.cpp", 2, "lookup", "q4_0", (1, 2))).host > 0
+    assert decoding.passes == memory.TOKENS // 2

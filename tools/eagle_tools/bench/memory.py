@@ -31,8 +31,8 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRun:
-    """What to load and run. method: a name of the bench, or a mode of PyTorch, which runs in `precision`.
-    draft_bundles: that draft. datastore: that is searched, if one is."""
+    """What to load and run. backend: of a bundle, or PyTorch or another engine. method: a name of the bench, or a mode
+    of that engine. precision: of PyTorch. draft_bundles: that draft. datastore: that is searched, if one is."""
 
     folder: str
     backend: str
@@ -65,7 +65,7 @@ def peak_of(job: MemoryRun) -> Peak:
 
 def run_job(job: MemoryRun) -> Peak:
     """Run the job in this process; returns its peak memory."""
-    from eagle_tools.bench.identity import PYTORCH
+    from eagle_tools.bench.identity import FOREIGN, PYTORCH
 
     free = _device_free()
     ids = list(job.token_ids)
@@ -74,6 +74,13 @@ def run_job(job: MemoryRun) -> Peak:
 
         model = PytorchModel(Path(job.folder), job.precision, job.threads, len(ids) + TOKENS, None)
         model.generate(job.method, ids, TOKENS)
+    elif job.backend in FOREIGN:
+        from eagle_tools.peers.worker import open_engine
+
+        engine = open_engine(job.backend, Path(job.folder), job.threads, len(ids) + TOKENS)
+        decoding, count = engine.decoding(job.method, ids, TOKENS), 0
+        while count < TOKENS:
+            count += len(decoding.advance())
     else:
         from eagle_runtime import EagleModel, SamplingParams
         from eagle_tools.bench.methods import settings_of

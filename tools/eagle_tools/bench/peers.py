@@ -10,7 +10,6 @@ from pathlib import Path
 
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.machine.user_cache import cache_folder
-from eagle_tools.bench.memory import Peak
 from eagle_tools.bench.rows import Asked, Row, Setup, foreign_row
 from eagle_tools.peers.convert import Converted, convert
 from eagle_tools.peers.engine import LLAMA_CPP, MODES, MODULES, Format, check_installed
@@ -70,10 +69,6 @@ class Peers:
         """Yields a contender for each mode of a format's engine, the one without drafts first."""
         for mode in MODES[form.engine]:
             yield PeerContender(self.workers[form], form, self.source.folder.absolute().name, mode)
-
-    def peaks(self) -> dict[tuple[str, str], Peak]:
-        """Returns (precision, backend) -> peak memory of the processes so far."""
-        return {(form.name, form.engine): Peak(worker.peak(), None) for form, worker in self.workers.items()}
 
 
 def check_peers(folder: Path, formats: Sequence[Format]) -> Source:

@@ -50,8 +50,8 @@ class Reporter:
 class Outcome:
     """What a run measured. differing: a sentence per output that is not vanilla's, without fp16's ties. facts: on
     machine and prompts. notes: on ties and what could not be measured. cycles: for the page. passes: empty unless they
-    were timed. weights: bytes that a forward pass reads, sizes: of targets on the disk, peaks: of peers; by
-    `memory_key`."""
+    were timed. weights: bytes that a forward pass reads, sizes: of targets on the disk; by `memory_key`. peers: what
+    other engines load, by precision and backend."""
 
     asked: list[Asked]
     chat: bool
@@ -64,7 +64,7 @@ class Outcome:
     facts: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     sizes: dict[tuple[str, ...], Stored] = field(default_factory=dict)
-    peaks: dict[tuple[str, ...], Peak] = field(default_factory=dict)
+    peers: dict[tuple[str, str], Path] = field(default_factory=dict)
     passes: Passes = field(default_factory=dict)
 
 
@@ -111,6 +111,7 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Outcom
         measured = Outcome(asked, chat, bandwidth, weights, {"tokens": {}, "runs": []}, notes=notes)
         if peers:
             measured.sizes = dict(_sizes(plan, models, peers, contenders))
+            measured.peers = {(model.format.name, model.format.engine): model.path for model in converted}
         reporter.expect("decoding", len(contenders) * (prompts + 1))
         prompt_ids = {}
         for prompt, row in interleave(
@@ -125,12 +126,9 @@ def _decode(plan: Plan, rows_file: RowFile | None, reporter: Reporter) -> Outcom
             measured.rows.append(row)
             if rows_file is not None:
                 rows_file.add(row)
-        if peers:
-            if plan.peer_rows:
-                reporter.expect("timing passes of several rows", 1)
-                measured.passes = measure_passes(list(zip(plan.names, opened, strict=True)), peers.workers)
-            peaks = peers.peaks()
-            measured.peaks = {key: peaks[key[1], key[2]] for key in weights if (key[1], key[2]) in peaks}
+        if peers and plan.peer_rows:
+            reporter.expect("timing passes of several rows", 1)
+            measured.passes = measure_passes(list(zip(plan.names, opened, strict=True)), peers.workers)
         _compare(plan, models, prompt_ids, measured)
         if recorder is not None:
             measured.cycles = recorder.data(models[0].text)
@@ -228,21 +226,19 @@ def measure_peaks(
 ) -> dict[tuple[str, ...], Peak]:
     """Returns the peak memory by `memory_key`, measured in processes of their own that answer the longest prompt. All
     drafting methods of a bundle that load nothing else share one figure, and so do PyTorch's modes in one precision,
-    since they load the same weights. A measurement that fails becomes a note."""
+    since they load the same weights; another engine's modes have one each. A measurement that fails becomes a note."""
     folder_of = {name: folder for name, (folder, _) in zip(plan.names, plan.bundles, strict=True)}
     longest = max(measured.asked, key=lambda prompt: len(prompt.token_ids)).token_ids
     jobs: dict[tuple[object, ...], MemoryRun] = {}
     shared = {}
     for key in keys:
         method, precision, backend, bundle = key
-        if backend in FOREIGN and backend != PYTORCH:
-            continue  # measured in its own process already
-        ours = backend != PYTORCH
-        folder = folder_of[bundle] if ours else plan.pytorch
+        ours = backend not in FOREIGN
+        folder = folder_of[bundle] if ours else measured.peers.get((precision, backend), plan.pytorch)
         drafts = tuple(map(str, plan.draft_bundles)) if ours and takes_draft_model(method) else ()
         text = str(plan.datastore) if ours and method == DATASTORE else None
-        shared[key] = (precision, backend, bundle, ours and method != VANILLA, drafts, text)
-        how = method if ours else "eager"
+        how = "eager" if backend == PYTORCH else method
+        shared[key] = (precision, backend, bundle, method != VANILLA if ours else how, drafts, text)
         one = MemoryRun(str(folder), backend, plan.threads, how, precision, longest, drafts, text)
         jobs.setdefault(shared[key], one)
     reporter.expect("measuring memory", len(jobs))
@@ -253,7 +249,7 @@ def measure_peaks(
         except JobError as error:
             measured.notes.append(str(error))
         reporter.step(f"{job.folder} {job.precision}")
-    return {**measured.peaks, **{key: peaks[group] for key, group in shared.items() if group in peaks}}
+    return {key: peaks[group] for key, group in shared.items() if group in peaks}
 
 
 def _bandwidths(plan: Plan, backends: set[str]) -> dict[str, float | None]:

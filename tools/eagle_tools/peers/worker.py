@@ -64,11 +64,6 @@ class Worker:
         times: list[float] = self._ask("pass_seconds", context, rows, count)
         return times
 
-    def peak(self) -> int:
-        """Returns the largest resident set of the process so far, in bytes."""
-        peak: int = self._ask("peak")
-        return peak
-
     def close(self) -> None:
         """End the process."""
         self._pipe.close()
@@ -147,11 +142,6 @@ class _Server:
 
     def pass_seconds(self, context: int, rows: int, count: int) -> list[float]:
         return self._engine.pass_seconds(context, rows, count)
-
-    def peak(self) -> int:
-        from eagle_tools.bench.memory import host_peak
-
-        return host_peak()
 
 
 def open_engine(engine: str, path: Path, threads: int, context: int) -> Engine:
