@@ -28,7 +28,7 @@ from eagle_tools.bench.machine import physical_cores, read_bandwidth
 from eagle_tools.bench.memory import Peak
 from eagle_tools.bench.methods import check_names, offered, settings_of, sweep
 from eagle_tools.bench.peers import Stored
-from eagle_tools.bench.rows import Asked, Row, RowFile, Setup, by_setup, read_rows
+from eagle_tools.bench.rows import Asked, Row, RowFile, Setup, by_setup, foreign_row, read_rows
 from eagle_tools.bench.summary import alphas, category_markdown, markdown, memory_key, ratio_text, summarise
 from eagle_tools.turns import by_turns
 from trt_fake import fake_library, write_fake_engines
@@ -121,6 +121,23 @@ def test_a_summary_by_hand() -> None:
     )
     assert "| 20.0 | 25 / 70 / 5.0 | 5 |" in text
     assert "eagle int8 (b), runs at 6.00x (6.00-6.00) the speed of PyTorch's fastest mode, eager fp32." in text
+
+
+def test_an_answer_of_one_pass_has_no_speed() -> None:
+    """Its 0 would lower the median of all others; an answer may be an end-of-sequence token alone."""
+    short = dataclasses.replace(row("vanilla", 2, 1), new_tokens=1, target_passes=0, tok_s=0.0, decode_s=0.0, tau=1.0)
+    rows = [row("vanilla", 0, 10), row("vanilla", 1, 20), short]
+    (one,) = summarise(rows, {}, {}, {})
+    assert (one.tok_s.value, one.tok_s.count, one.tau) == (15, 2, 2)
+    assert summarise(rows[2:], {}, {}, {})[0].tok_s.value == 0
+
+
+def test_tau_counts_no_token_of_the_first_pass() -> None:
+    """PyTorch's lookup drafts for the pass over the prompt too, which then gives several tokens."""
+    setup, asked = Setup("prompt-lookup", "fp32", "pytorch", "t", 0.0), Asked(0, "", (1, 2))
+    made = foreign_row(setup, asked, range(15), first=5, passes=10, prefill_s=1.0, decode_s=2.0)
+    (one,) = summarise([made], {}, {}, {})
+    assert (one.tau, one.tok_s.value) == (1, 5)
 
 
 def test_peers_are_compared_with_pytorch_and_not_with_vanilla() -> None:

@@ -162,8 +162,8 @@ def _row(path: Path, number: int, line: str) -> Row:
 
 
 def speeds(rows: Sequence[Row]) -> dict[int | str, float]:
-    """Returns prompt_id -> tokens per second."""
-    return {row.prompt_id: row.tok_s for row in rows}
+    """Returns prompt_id -> tokens per second. An answer that ended with its first forward pass has none."""
+    return {row.prompt_id: row.tok_s for row in rows if row.tok_s}
 
 
 def by_setup(rows: Sequence[Row]) -> dict[Setup, list[Row]]:

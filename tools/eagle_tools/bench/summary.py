@@ -22,14 +22,15 @@ ALPHAS = 5  # 0-alpha to 4-alpha
 class Summary:
     """Figures of one setup over its prompts; None where the rows or the machine do not provide the figure.
 
-    tok_s: median tokens per second with its interval. vs_vanilla, vs_pytorch: paired speed ratios to vanilla on the
-    same bundle and temperature, and to PyTorch's eager mode in the precision closest to the checkpoint. tau: tokens per
-    forward pass over all prompts. alphas[n]: of the passes that accepted n drafted tokens, the share that accepted
-    another. ttft_s: median seconds to the first token. draft, verify, host: shares of the decoding time; host is the
-    rest. roofline: bytes of the target's weights read per second of decoding, over the memory's bandwidth. same: number
-    of prompts whose tokens equal vanilla's (PyTorch: those of the first bundle's vanilla), and number compared. shared:
-    share of the tokens before the first that differs from PyTorch's eager mode. stored: size of the target. counters:
-    the GPU's work per forward pass of the target, that of reading prompts included."""
+    tok_s: median tokens per second with its interval; 0 where every answer ended with its first forward pass.
+    vs_vanilla, vs_pytorch: paired speed ratios to vanilla on the same bundle and temperature, and to PyTorch's eager
+    mode in the precision closest to the checkpoint. tau: tokens per forward pass over all prompts. alphas[n]: of the
+    passes that accepted n drafted tokens, the share that accepted another. ttft_s: median seconds to the first token.
+    draft, verify, host: shares of the decoding time; host is the rest. roofline: bytes of the target's weights read per
+    second of decoding, over the memory's bandwidth. same: number of prompts whose tokens equal vanilla's (PyTorch:
+    those of the first bundle's vanilla), and number compared. shared: share of the tokens before the first that differs
+    from PyTorch's eager mode. stored: size of the target. counters: the GPU's work per forward pass of the target, that
+    of reading prompts included."""
 
     setup: Setup
     tok_s: Estimate
@@ -76,10 +77,10 @@ def summarise(
         summaries.append(
             Summary(
                 setup=setup,
-                tok_s=median_of([row.tok_s for row in mine]),
+                tok_s=median_of(list(speeds(mine).values()) or [0.0]),
                 vs_vanilla=paired_ratio(speeds(mine), speeds(vanilla)) if setup.backend not in FOREIGN else None,
                 vs_pytorch=None if theirs is None else paired_ratio(speeds(mine), speeds(theirs)),
-                tau=sum(row.new_tokens - 1 for row in mine) / passes if passes else 1.0,
+                tau=sum(row.tau * row.target_passes for row in mine) / passes if passes else 1.0,
                 alphas=alphas(mine),
                 ttft_s=median(row.prefill_s for row in mine),
                 draft=shares and shares[0],

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from eagle_runtime import EagleModel
 from eagle_runtime.core.generate import Cycle
 from eagle_tools.bench.peers import PeerContender
-from eagle_tools.bench.rows import Asked
+from eagle_tools.bench.rows import Asked, speeds
 from eagle_tools.bench.rows import Row as BenchRow
 from eagle_tools.peers.worker import Worker
 from eagle_tools.questions import Question, prompt_ids
@@ -86,11 +86,11 @@ class PeerAnswers:
         asked = Asked(question.id, question.category, tuple(prompt_ids(self._encode, question.turns[0])))
         plain, *drafting = self._modes
         row = yield from plain.run(asked, max_new_tokens)
-        speed.vanilla.append(row.tok_s)
+        speed.vanilla += speeds([row]).values()
         speed.answers[question.id] = row.token_ids
         for contender in drafting:
             drafted = yield from _after(row.new_tokens, contender.run(asked, max_new_tokens))
-            speed.eagle.append(drafted.tok_s)
+            speed.eagle += speeds([drafted]).values()
         for rows, seconds in speed.passes.items():
             seconds += self._worker.pass_seconds(CONTEXT, rows, PASSES)
 
