@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,16 @@ def test_answers_are_compared_with_vanilla(served_bundle: Path, capsys: pytest.C
     said = lines(served_bundle, capsys, "--only", "conversation,template", "--tokens", "4")
     assert any("file of" in line and "the next turn is equal" in line for line in said)
     assert any("a tool's result" in line and "tools are not known" in line for line in said)
+
+
+def test_a_model_that_samples_by_default_is_compared_too(
+    served_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = shutil.copytree(served_bundle, tmp_path / "samples")
+    manifest = json.loads((bundle / "eagle_config.json").read_text(encoding="utf-8"))
+    manifest["sampling"]["temperature"] = 1.0
+    (bundle / "eagle_config.json").write_text(json.dumps(manifest))
+    lines(bundle, capsys, "--only", "conversation,template", "--tokens", "4")
 
 
 def test_an_answer_that_differs_fails(served_model: EagleModel) -> None:

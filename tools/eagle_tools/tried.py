@@ -100,6 +100,11 @@ def loaded(args: argparse.Namespace, **options: Any) -> EagleModel:
     )
 
 
+def settings_of(args: argparse.Namespace, temperature: float = 0.0, seed: int = 0) -> dict[str, Any]:
+    """The settings of two answers that are to be equal. The model's own temperature and a drawn seed would not do."""
+    return {"max_new_tokens": args.tokens, "temperature": temperature, "seed": seed}
+
+
 def compare(model: EagleModel, prompt: list[int], wanted: Result, got: Result, temperature: float = 0.0) -> bool:
     """Returns whether two answers are equal, and False where they part at a tie of fp32. Raises DiffersError."""
     ours, theirs = got.token_ids, wanted.token_ids
@@ -135,7 +140,7 @@ def _identical(args: argparse.Namespace, model: EagleModel, method: str) -> str:
     for question in QUESTIONS:
         prompt = prompt_ids(model, question)
         for temperature, seed in ((0.0, 0), (1.0, 11)):
-            settings: dict[str, Any] = {"max_new_tokens": args.tokens, "temperature": temperature, "seed": seed}
+            settings = settings_of(args, temperature, seed)
             wanted = model.generate(prompt, method="vanilla", **settings)
             got = model.generate(prompt, method=method, **settings)
             if compare(model, prompt, wanted, got, temperature):
@@ -155,7 +160,7 @@ def conversation(args: argparse.Namespace) -> Lines:
         chat = model.conversation()
         said = ("My name is Ada. What is yours?", "What is my name?", "Write it three times.", "And backwards?")
         for number, message in enumerate(said):
-            settings: dict[str, Any] = {"max_new_tokens": args.tokens, "temperature": number % 2, "seed": number}
+            settings = settings_of(args, number % 2, number)
             result = _answer(chat.send(message, **settings))
             _as_fresh(model, result, chat.messages[:-1], settings)
             usage = result.usage
@@ -167,15 +172,15 @@ def conversation(args: argparse.Namespace) -> Lines:
         other = model.load_conversation(file)
         if other.messages != chat.messages or other.kv_status != "resident":
             raise DiffersError(f"the loaded conversation: {other.kv_status}")
-        both = [_answer(one.send("Thank you.", max_new_tokens=args.tokens)) for one in (chat, other)]
+        both = [_answer(one.send("Thank you.", **settings_of(args))) for one in (chat, other)]
         if both[0].token_ids != both[1].token_ids or both[1].usage.cached_tokens == 0:
             raise DiffersError("the loaded conversation goes on otherwise")
         yield f"file of {size / 1e6:.1f} MB: loaded, the next turn is equal and read {both[1].usage.prefilled_tokens}"
         fork = chat.fork()
         fork.edit(0, "My name is Grace. What is yours?")
         fork.rollback(to=1)
-        result = _answer(fork.regenerate(max_new_tokens=args.tokens))
-        _as_fresh(model, result, fork.messages[:-1], {"max_new_tokens": args.tokens})
+        result = _answer(fork.regenerate(**settings_of(args)))
+        _as_fresh(model, result, fork.messages[:-1], settings_of(args))
         yield "fork, edit, rollback, regenerate: as a fresh reading"
         memory = model.memory()
         yield f"{memory.conversations} conversations: {memory.kv_reserved / 1e6:.0f} MB of keys and values"
@@ -193,7 +198,7 @@ def _answer(turn: Any) -> Result:
 def _as_fresh(model: EagleModel, result: Result, messages: list[dict[str, Any]], settings: dict[str, Any]) -> None:
     prompt = model.text.encode(messages)
     wanted = model.generate(prompt, method="vanilla", **settings)
-    compare(model, prompt, wanted, result, settings.get("temperature", 0.0))
+    compare(model, prompt, wanted, result, settings["temperature"])
 
 
 def constraints(args: argparse.Namespace) -> Lines:
@@ -257,8 +262,7 @@ def template(args: argparse.Namespace) -> Lines:
             known = "known" if "weather" in rendered.replace(user["content"], "") else "not known"
             what = f", tools are {known}" if tools else ", the same prompt" if rendered == plain else ""
             ids = model.text.encode_rendered(rendered)
-            settings: dict[str, Any] = {"max_new_tokens": args.tokens}
-            wanted, got = (model.generate(ids, method=method, **settings) for method in ("vanilla", None))
+            wanted, got = (model.generate(ids, method=method, **settings_of(args)) for method in ("vanilla", None))
             compare(model, ids, wanted, got)
             yield f"{name}: {len(ids)} tokens{what}; {got.text!r:.70}"
 
