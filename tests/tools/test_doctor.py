@@ -163,13 +163,17 @@ def test_a_certificate_that_claims_more(bundle: Path, capsys: pytest.CaptureFixt
         assert (status, lines["agreement"][0]) == (word == "differs", word)
 
 
+@pytest.mark.parametrize("precision", ["int4", "auto"])
 def test_a_quantised_bundle_may_lose_what_other_kernels_round_away(
-    certified: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    precision: str, certified: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The source is made to have said something else at each end of the continuations. Of 115 tokens (two texts end
     early) it may lose two standard errors of the share, or 3 %."""
     bundle = Path(shutil.copytree(certified("int4"), tmp_path / "bundle"))
-    data = json.loads((bundle / MANIFEST_NAME).read_text(encoding="utf-8"))["certificate"]
+    manifest = json.loads((bundle / MANIFEST_NAME).read_text(encoding="utf-8"))
+    manifest["precision"]["target"] = precision
+    (bundle / MANIFEST_NAME).write_text(json.dumps(manifest))
+    data = manifest["certificate"]
     for golden in data["prompts"]:
         golden["continuation"][-1] = golden["top"][-1]["token_ids"][-1]
     write(bundle, prompts=data["prompts"], agreement=0.0)

@@ -29,7 +29,7 @@ from eagle_runtime.opening.opened import OpenBundle
 from eagle_tools.check_command import run_check
 from eagle_tools.compare_engines import Difference, compare_sessions
 from eagle_tools.engines import find_engines, nvidia_gpu
-from eagle_tools.ties import is_tie
+from eagle_tools.ties import is_quantised, is_tie
 
 AGREEMENT_LOST = 0.005  # maximum loss of top-1 agreement, as a share of all tokens, against the certificate
 # The same of quantised targets, whose kernels round differently: of 97 certified rows int4 of SmolLM2-135M-Instruct
@@ -171,7 +171,7 @@ def _check_model(model: EagleModel, manifest: Manifest) -> Iterator[Check]:
     yield _lossless(plain, eagle, _ties(model, prompts, plain, eagle))
     if certificate is not None:
         yield from _as_certified(model, certificate)
-    yield _tau(mean_tau(eagle), certificate, QUANTISED_TAU_LOST if _is_quantised(manifest) else TAU_LOST)
+    yield _tau(mean_tau(eagle), certificate, QUANTISED_TAU_LOST if is_quantised(manifest) else TAU_LOST)
 
 
 def _names(manifest: Manifest) -> str:
@@ -209,7 +209,7 @@ def _limits(manifest: Manifest, certificate: Certificate) -> Check:
 
 def _as_certified(model: EagleModel, certificate: Certificate) -> Iterator[Check]:
     here = compare(model, certificate.prompts)
-    lost = _agreement_lost(certificate) if _is_quantised(model.manifest) else AGREEMENT_LOST
+    lost = _agreement_lost(certificate) if is_quantised(model.manifest) else AGREEMENT_LOST
     yield Check(
         "agreement",
         here.agreement >= certificate.agreement - lost,
@@ -220,10 +220,6 @@ def _as_certified(model: EagleModel, certificate: Certificate) -> Iterator[Check
     yield Check(
         "logits", None, f"the source's top logits are reproduced within {here.logit_error:.2g}", here.logit_error
     )
-
-
-def _is_quantised(manifest: Manifest) -> bool:
-    return manifest.precision["target"].startswith("int")
 
 
 def _agreement_lost(certificate: Certificate) -> float:

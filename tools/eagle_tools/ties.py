@@ -9,6 +9,7 @@ import numpy as np
 
 from eagle_calib.replay import forced_logits
 from eagle_runtime import EagleModel
+from eagle_runtime.bundle.manifest import Manifest
 from eagle_runtime.sampling.noise import exponential_noise
 
 NEAR = {"float32": 1e-5, "float16": 2**-8}  # maximum difference by rounding, as a share of the largest logit
@@ -17,6 +18,12 @@ NEAR = {"float32": 1e-5, "float16": 2**-8}  # maximum difference by rounding, as
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
     """Returns the index of the first different token, or the shorter length."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def is_quantised(manifest: Manifest) -> bool:
+    """Whether a target's weights are in bytes or less. On CPUs its rows are then equal to the bit alone and in trees,
+    while other kernels may round it otherwise."""
+    return manifest.precision["target"] not in ("fp32", "fp16")
 
 
 def computes_in(model: EagleModel) -> str:

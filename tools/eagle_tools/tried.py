@@ -34,8 +34,8 @@ from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import Listed, Parser, run_command
 from eagle_runtime.drafting.methods import ALONE
 from eagle_tools.questions import prompt_ids
-from eagle_tools.ties import is_tie
-from eagle_tools.tried_worker import is_exact, worker
+from eagle_tools.ties import is_quantised, is_tie
+from eagle_tools.tried_worker import worker
 
 TARGET_ALONE = tuple(name for name in ALONE if name != "vanilla")
 QUESTIONS = (
@@ -110,7 +110,8 @@ def compare(model: EagleModel, prompt: list[int], wanted: Result, got: Result, t
     ours, theirs = got.token_ids, wanted.token_ids
     if ours == theirs:
         return True
-    if not is_exact(model) and is_tie(model, prompt, theirs, ours, temperature=temperature, seed=wanted.usage.seed):
+    seed = wanted.usage.seed
+    if not is_quantised(model.manifest) and is_tie(model, prompt, theirs, ours, temperature=temperature, seed=seed):
         return False
     raise DiffersError(f"{got.usage.method}, T = {temperature:g}: {ours} instead of {theirs}")
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import RequestError
+from eagle_tools.ties import is_quantised
 
 TEXTS = ("Name three colours.", "What is 17 plus 5?")
 PATTERN = r"[a-z]{3,8}( [a-z]{3,8}){2}"
@@ -27,7 +28,7 @@ def worker(args: argparse.Namespace, loaded: Load) -> Iterator[str]:
         asked: dict[str, Any] = {"messages": chat} if model.text.chat else {"prompt": TEXTS[0]}
         settings = {"max_new_tokens": args.tokens, "temperature": 1.0, "seed": 5}
         wanted = model.generate(asked.get("messages", TEXTS[0]), method="vanilla", **settings)
-        spoken, exact = model.text.chat, is_exact(model)
+        spoken, exact = model.text.chat, is_quantised(model.manifest)
     command = [sys.executable, "-m", "eagle_runtime.commands.cli", "--worker", str(args.bundle)]
     options = {"--context": args.context, "--threads": args.threads}
     command += [str(part) for name, value in options.items() if value is not None for part in (name, value)]
@@ -67,8 +68,3 @@ def worker(args: argparse.Namespace, loaded: Load) -> Iterator[str]:
         process.stdin.close()
         code = process.wait(60)
     yield f"ended with status {code}"
-
-
-def is_exact(model: EagleModel) -> bool:
-    """Whether the bundle's rows are equal to the bit alone and in a tree, as those of quantised targets are."""
-    return model.manifest.precision["target"] not in ("fp32", "fp16")
