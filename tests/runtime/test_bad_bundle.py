@@ -149,7 +149,16 @@ def swap_graphs(bundle: Path) -> None:
 
 DAMAGE: list[tuple[str, Sequence[Callable[[Path], object]], Sequence[str]]] = [
     ("no folder", [shutil.rmtree], ["bundle is not a folder"]),
-    ("a file", [shutil.rmtree, lambda b: b.write_text("x")], ["bundle is not a folder"]),
+    (
+        "a file",
+        [shutil.rmtree, lambda b: b.write_text("x")],
+        ["bundle is not a folder", "make one of a model: eagle-export "],
+    ),
+    (
+        "a model",
+        [lambda b: (b / MANIFEST_NAME).rename(b / "config.json")],
+        [f"bundle/{MANIFEST_NAME} is missing", "make one of a model: eagle-export "],
+    ),
     ("empty folder", [shutil.rmtree, lambda b: b.mkdir()], [f"bundle/{MANIFEST_NAME} is missing"]),
     ("manifest cut short", [truncate(MANIFEST_NAME, 300)], [f"bundle/{MANIFEST_NAME}", "JSON"]),
     ("manifest not text", [lambda b: (b / MANIFEST_NAME).write_bytes(b"\xff\x00")], [MANIFEST_NAME, "JSON"]),
@@ -376,7 +385,7 @@ def test_prompt_files(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, says in (("absent.txt", "No such file"), ("bundle", "Is a directory"), ("latin1.txt", "utf-8")):
         path = str(bundle.parent / name)
         message = refusal(bundle, ["--prompt-file", path], capsys)
-        assert path in message and says in message
+        assert message.count(path) == 1 and says in message and "give another file" in message
 
 
 def test_an_empty_prompt(bundle: Path, golden: Path, capsys: pytest.CaptureFixture[str]) -> None:

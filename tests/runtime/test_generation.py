@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from itertools import zip_longest
@@ -221,14 +223,16 @@ def test_streamed_text_keeps_spaces_and_flushes_broken_characters() -> None:
     assert [stream.feed([first, second]), stream.finish()] == ["", "\ufffd"]
 
 
-def test_a_prompt_file_is_read_as_it_stands(
-    text_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("name", ["prompt.txt", "-"])
+def test_a_prompt_file_is_read_as_it_stands(name: str, text_bundle: Path, tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text("Q: Ann has 3 apples and gets 4 more.", encoding="utf-8")
-    argv = [str(text_bundle), "--prompt-file", str(file), "--json", "--max-new-tokens", "5"]
-    assert cli.main(argv) == 0
-    result = json.loads(capsys.readouterr().out)
+    command = [sys.executable, "-m", "eagle_runtime.commands.cli", str(text_bundle), "--json", "--max-new-tokens", "5"]
+    with file.open() as given:
+        done = subprocess.run(
+            [*command, "--prompt-file", name], stdin=given, cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+    result = json.loads(done.stdout)
     assert set(result) == {"text", "token_ids", "finish_reason", "stop", "usage", "message"}
     assert result["message"] is None  # of a conversation, with the calls that it makes
     assert result["usage"]["prompt_tokens"] == 36

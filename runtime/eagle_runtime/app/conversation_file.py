@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from eagle_runtime.app.result import PastTurn
 from eagle_runtime.base.backend_names import NATIVE
-from eagle_runtime.base.errors import BundleError, ConversationFileError, RequestError
+from eagle_runtime.base.errors import BundleError, ConversationFileError, RequestError, why
 from eagle_runtime.base.files import read_plain, write_private
 from eagle_runtime.bundle.listed_files import text_digest
 from eagle_runtime.bundle.manifest import Manifest
@@ -114,10 +114,6 @@ def pack(saved: Saved, ids: tuple[int, ...], rows: Snapshot | None) -> bytes:
     return content.replace(NO_DIGEST.encode(), digest, 1)
 
 
-def _why(error: Exception) -> object:
-    return getattr(error, "strerror", None) or error
-
-
 def write(path: Path, content: bytes) -> None:
     """Replace a file, or the one that a link names, by a new one (write_private). Raises ConversationFileError."""
     place = Path(os.path.realpath(path)) if path.is_symlink() else path
@@ -126,7 +122,7 @@ def write(path: Path, content: bytes) -> None:
     try:
         write_private(place, content)
     except NO_FILE as error:
-        raise ConversationFileError(f"{path} cannot be written ({_why(error)}); choose another place") from None
+        raise ConversationFileError(f"{path} cannot be written ({why(error)}); choose another place") from None
 
 
 def read(path: Path, largest: int) -> tuple[Saved, tuple[int, ...], Snapshot | None]:
@@ -135,7 +131,7 @@ def read(path: Path, largest: int) -> tuple[Saved, tuple[int, ...], Snapshot | N
     try:
         content = read_plain(path, TEXT_BYTES + largest)
     except NO_FILE as error:
-        raise ConversationFileError(f"{path} cannot be read ({_why(error)}); {ADVICE}") from None
+        raise ConversationFileError(f"{path} cannot be read ({why(error)}); {ADVICE}") from None
     except BundleError as error:
         raise ConversationFileError(f"{error}") from None
     saved, tensors = _unpacked(content, path)

@@ -103,6 +103,11 @@ def call_all(steps: Iterable[Callable[[], object]]) -> None:
         raise first
 
 
+def why(error: BaseException) -> object:
+    """Returns what an error of the system or of an encoding says, without the number and the path of an OSError."""
+    return getattr(error, "strerror", None) or error
+
+
 def first_line(error: BaseException) -> str:
     """Returns the first line of what another library's error says, cut short; its type's name if it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -185,9 +185,11 @@ class Manifest:
 def read_manifest(bundle: Path) -> Manifest:
     """Read and check the manifest of a bundle folder; raises BundleError."""
     path = bundle / MANIFEST_NAME
-    if not bundle.is_dir():
-        raise BundleError(f"{bundle} is not a folder; give the folder that eagle-export wrote")
     missing = "give the folder that eagle-export wrote"
+    if bundle.is_file() or (bundle / "config.json").is_file():
+        missing += f", or make one of a model: eagle-export {bundle} -o BUNDLE"
+    if not bundle.is_dir():
+        raise BundleError(f"{bundle} is not a folder; {missing}")
     data = read_json(path, MANIFEST_BYTES, BundleError, "export the bundle again", missing)
     version = data.get("schema_version")
     if version != SCHEMA_VERSION:

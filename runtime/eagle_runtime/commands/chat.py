@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_runtime.app.eagle_model import EagleModel
-from eagle_runtime.base.errors import RequestError
+from eagle_runtime.base.errors import RequestError, why
 from eagle_runtime.commands.chat_screen import Interrupt, Screen, at_terminal
 from eagle_runtime.commands.chat_talk import Talk
 from eagle_runtime.commands.command import (
@@ -75,7 +75,7 @@ def _tools(path: Path) -> list[dict[str, Any]]:
     try:
         tools = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise RequestError(f"{path} cannot be read as JSON ({error}); give a list of tools") from None
+        raise RequestError(f"{path} cannot be read as JSON ({why(error)}); give a list of tools") from None
     ToolUse.of(tools)
     return list(tools)
 

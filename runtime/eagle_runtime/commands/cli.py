@@ -14,7 +14,7 @@ from typing import TextIO
 from eagle_runtime.app.eagle_model import EagleModel
 from eagle_runtime.app.result import Result
 from eagle_runtime.base.backend_names import AUTO
-from eagle_runtime.base.errors import RequestError
+from eagle_runtime.base.errors import RequestError, why
 from eagle_runtime.commands.command import (
     Listed,
     LoadingLine,
@@ -188,10 +188,12 @@ def _prompt(args: argparse.Namespace) -> str | list[int] | list[dict[str, str]]:
 
 
 def _read(path: str, what: str) -> str:
+    """The text of a file, of the standard input for "-". Raises RequestError."""
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{what} {path} cannot be read as UTF-8 text ({error})") from None
+        with open(0 if path == "-" else path, encoding="utf-8", closefd=path != "-") as file:
+            return file.read()
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name that no file can have
+        raise RequestError(f"{what} {path} cannot be read as UTF-8 text ({why(error)}); give another file") from None
 
 
 @contextlib.contextmanager
@@ -216,9 +218,9 @@ def _parser() -> Parser:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", metavar="TEXT", help="text that the model continues")
     source.add_argument("--message", metavar="TEXT", help="what the user says, for the bundle's chat template")
-    source.add_argument("--messages", metavar="F", help='JSON file: a list of {"role": ..., "content": ...}')
+    source.add_argument("--messages", metavar="F", help='JSON file or -: a list of {"role": ..., "content": ...}')
     source.add_argument("--prompt-ids", action=Listed, of=int, metavar="1,2,3", help="token ids")
-    source.add_argument("--prompt-file", metavar="F", help="UTF-8 text file that the model continues")
+    source.add_argument("--prompt-file", metavar="F", help="text file, or - for standard input, that it continues")
     parser.add_argument("--system", metavar="TEXT", help="system message before --message")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="of the answer (default 256)")
     parser.add_argument("--method", choices=NAMES, help=HELP)

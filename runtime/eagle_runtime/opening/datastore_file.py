@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from eagle_runtime.base.errors import RequestError
+from eagle_runtime.base.errors import RequestError, why
 from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.opening.opened import OpenBundle
 
@@ -58,7 +58,9 @@ def _texts(path: Path) -> Iterator[str]:
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"the datastore {path} cannot be read as UTF-8 text ({error}); give another file") from None
+        raise RequestError(
+            f"the datastore {path} cannot be read as UTF-8 text ({why(error)}); give another file"
+        ) from None
     if path.suffix != ".jsonl":
         yield content
         return
