@@ -22,7 +22,7 @@ from eagle_tools.bench import contenders, main, memory, run
 from eagle_tools.bench.contenders import bundle_contenders, first_turns, interleave, turns
 from eagle_tools.bench.cycles import Recorder
 from eagle_tools.bench.memory import JobError, MemoryRun, Peak, peak_of
-from eagle_tools.bench.plan import Plan
+from eagle_tools.bench.plan import SPARE, Plan, check_length
 from eagle_tools.bench.rows import Asked, Row, Setup, read_rows, row_of
 from eagle_tools.peers import worker
 from eagle_tools.questions import Question
@@ -339,6 +339,15 @@ def test_a_chat_continues_from_the_first_contenders_answer(bundle: Path, tmp_pat
         ours = bundle_contenders(model, "chat", ["vanilla", "eagle"], [0.0, 1.0], 0, False)
         real = [row for _, row in interleave(ours, model, [Question("q", ("one", "two"))], 12)]
         assert len(real) == 8 and len({row.token_ids for row in real}) <= 4
+
+
+def test_the_room_of_a_chat_counts_each_turn_once(bundle: Path, tmp_path: Path) -> None:
+    chat = Path(shutil.copytree(bundle, tmp_path / "chat"))
+    put_listed(chat, "chat_template.jinja", TEMPLATE.encode())
+    plan = Plan(((chat, ()),), (Question("q", ("one" * 20, "two")),), max_new_tokens=10)
+    with EagleModel.load(chat, threads=1) as model:
+        said = f"[user]{'one' * 20}[assistant][user]two[assistant]"
+        assert check_length(plan, [model]) == len(said) + 2 * 10 + SPARE
 
 
 def test_without_a_template_only_the_first_turn_is_asked(bundle: Path) -> None:

@@ -168,3 +168,6 @@ def test_what_cannot_be_drawn_is_refused(
     assert (
         main([*given, "--chart", str(tmp_path / "a.png")]) == 2 and "give --table seeds too" in capsys.readouterr().err
     )
+    assert main([*given, "--table", "seeds", "--chart", str(tmp_path / "a.gif")]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and "a.gif cannot be drawn; name a file that ends in .png, .svg, .pdf" in printed.err

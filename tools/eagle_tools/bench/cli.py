@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from eagle_tools.bench.seeds import SeedsTable
 
 MODES = ("eager", "compiled", "prompt-lookup")
+CHARTS = (".png", ".svg", ".pdf")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,8 +40,12 @@ def run(args: argparse.Namespace) -> bool:
 
     for path in (args.output, args.markdown, args.html, args.chart):
         check_output(path)
-    if args.chart is not None and not args.table:
-        raise RequestError("--chart draws the table of --table seeds; give --table seeds too")
+    if args.chart is not None:
+        if not args.table:
+            raise RequestError("--chart draws the table of --table seeds; give --table seeds too")
+        if args.chart.suffix not in CHARTS:
+            raise RequestError(f"{args.chart} cannot be drawn; name a file that ends in {', '.join(CHARTS)}")
+        import matplotlib  # noqa: F401  (a missing package is reported before the work)
     if args.prompts is None:
         raise RequestError("there is nothing to decode; give --prompts")
     must, wanted = _methods(args)
@@ -177,9 +182,15 @@ def _modes(args: argparse.Namespace, with_peers: bool) -> tuple[str, ...]:
 
 
 def _peers(args: argparse.Namespace) -> tuple[Format, ...]:
-    """Returns the formats of other engines to compare with."""
-    wanted = args.peer_formats is not None or args.peers or args.peer_rows
-    return formats_of(args.peer_formats, FORMATS, "eagle-bench") if wanted else ()
+    """Returns the formats of other engines to compare with. Raises RequestError before it says which are left out."""
+    if not (args.peer_formats is not None or args.peers or args.peer_rows):
+        return ()
+    from eagle_tools.peers.source import open_source
+
+    if args.vs_pytorch is None:
+        raise RequestError("peers run the weights that the bundles were made from; give --vs-pytorch TARGET too")
+    open_source(args.vs_pytorch)
+    return formats_of(args.peer_formats, FORMATS, "eagle-bench")
 
 
 def _parser() -> Parser:

@@ -78,8 +78,6 @@ def check(plan: Plan) -> list[Manifest]:
         if plan.peers:
             check_peers(plan.pytorch, plan.peers)
         _check_pytorch(plan, plan.pytorch, manifests[0].target.vocab_size)
-    elif plan.peers:
-        raise RequestError("peers run the weights that the bundles were made from; give --vs-pytorch TARGET too")
     return manifests
 
 
@@ -110,7 +108,8 @@ def check_length(plan: Plan, models: Sequence[EagleModel]) -> int:
     longest = 0
     for question in plan.questions:
         if text.chat:
-            messages = [{"role": role, "content": turn} for turn in question.turns for role in ("user", "assistant")]
+            said = [text for turn in question.turns for text in (("user", turn), ("assistant", ""))]
+            messages = [{"role": role, "content": content} for role, content in said]
             spare = SPARE if len(question.turns) > 1 else 0
             length = len(text.encode(messages[:-1])) + len(question.turns) * plan.max_new_tokens + spare
         else:

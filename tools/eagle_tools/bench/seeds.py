@@ -119,8 +119,8 @@ class SeedsTable:
                 panel.append((one.drafter, ratio.value, ratio.low, ratio.high))
         try:
             ratio_plot(panels, "times the speed of plain decoding", path)
-        except (OSError, ValueError) as error:
-            raise RequestError(f"{path} cannot be drawn ({error}); name a .png, .svg or .pdf file") from None
+        except OSError as error:
+            raise RequestError(f"{path} cannot be written ({error.strerror})") from None
 
 
 def open_table(folders: Sequence[Path], draft_model: bool, datastore: bool) -> SeedsTable:
