@@ -47,7 +47,9 @@ class Listener(Reporter):
         self.steps.append(what)
 
 
-def test_what_was_made_from_earlier_heads_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_made_from_earlier_heads_is_made_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = tmp_path / "source"
     for name in HEADS[:2]:
         (source / name).mkdir(parents=True)
@@ -67,6 +69,13 @@ def test_what_was_made_from_earlier_heads_is_made_again(tmp_path: Path, capsys: 
     make()
     drop_older(work, print, source)
     assert all(folder.exists() for folder in made)
+    with monkeypatch.context() as patch:  # the page would name recipes that did not make these bundles
+        patch.setattr(pairs, "recipes_line", lambda precisions: "recipes: other")
+        drop_older(work, print, source)
+    assert not any(folder.parent.exists() for folder in made)
+    make()
+    drop_older(work, print, source)
+    make()
     (source / "eagle3" / "model.safetensors").write_bytes(b"another round")
     drop_older(work, print, source)
     assert not any(folder.parent.exists() for folder in made) and kept.exists()
@@ -105,7 +114,7 @@ def test_a_bundle_exported_anew_is_another_plan(bundle: Path) -> None:
     assert signature_of(plan) != before
 
 
-def test_stages_of_a_pair(bundle: Path, tmp_path: Path) -> None:
+def test_stages_of_a_pair(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair("smollm2", golden_pair(tmp_path), "Golden", "")
     assert pair.heads == ("eagle3", "eagle1")
     for head in pair.heads:
@@ -121,6 +130,16 @@ def test_stages_of_a_pair(bundle: Path, tmp_path: Path) -> None:
     assert stages["methods-int8"].temperatures == (0.0, 1.0)
     assert [q.id for q in stages["sweep"].questions] == [0, 20]
     assert (stages["engines"].pytorch, stages["engines"].peers) == (pair.target, FORMATS[:1])
+    made: list[str] = []
+
+    def one_of(pair: Pair, head: str, precision: str, *_: object) -> Path:
+        made.append(precision)
+        return bundle
+
+    monkeypatch.setattr("eagle_tools.results.stages.bundle_of", one_of)
+    (one,) = stages_of(pair, tmp_path / "work", WORDS, (), sizes, print, "methods-int8")
+    assert one.name == "smollm2-methods-int8" and made == ["int8"] * 2  # no bundle that it does not need
+    monkeypatch.undo()
     alone = dataclasses.replace(pair, folder=tmp_path)
     assert alone.heads == (ALONE,)
     for precision in PRECISIONS:
@@ -277,6 +296,7 @@ def test_wrong_input_is_refused_before_the_work(tmp_path: Path, capsys: pytest.C
         (["--count", "0"], "must be 1 or more"),
         (["-o", str(tmp_path / "none" / "x.md")], "none does not exist"),
         (["--pairs", "big"], "'big' is not one of smollm2, "),
+        (["--only", "motors", "--work", str(tmp_path / "w")], "no stage has 'motors' in its name; there is smoll"),
         (["--prompts", str(tmp_path / "none.jsonl"), "-o", str(tmp_path / "x.md")], "none.jsonl"),
         (["--work", str(GOLDEN / "byte_tokenizer.json" / "x"), "-o", str(tmp_path / "x.md")], "cannot be made"),
     ):

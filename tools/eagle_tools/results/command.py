@@ -32,11 +32,14 @@ def run(args: argparse.Namespace, command: str) -> bool:
     from eagle_tools.peers.engine import FORMATS, MODULES, installed
     from eagle_tools.questions import read_sets
     from eagle_tools.results.pairs import MAKERS, QUESTIONS, drop_older
-    from eagle_tools.results.stages import Sizes, finish, kept, stages_of
+    from eagle_tools.results.stages import Sizes, finish, kept, stage_names, stages_of
     from eagle_tools.results.tables import results_page
 
     if min(args.count, args.sweep_count) < 1:
         raise RequestError("--count and --sweep-count must be 1 or more")
+    names = [name for pair in args.pairs for name in stage_names(pair)]
+    if not any(args.only in name for name in names):
+        raise RequestError(f"no stage has {args.only!r} in its name; there is {', '.join(names)}")
     check_output(args.output)
     rows = args.work / "rows"
     try:
@@ -51,8 +54,7 @@ def run(args: argparse.Namespace, command: str) -> bool:
     with progress() as reporter:
         drop_older(args.work, reporter.say)
         pairs = [MAKERS[name](args.work, reporter.say) for name in args.pairs]
-        stages = [s for pair in pairs for s in stages_of(pair, args.work, questions, peers, sizes, reporter.say)]
-        wanted = [stage for stage in stages if args.only is None or args.only in stage.name]
+        wanted = [s for p in pairs for s in stages_of(p, args.work, questions, peers, sizes, reporter.say, args.only)]
         wanted.sort(key=lambda stage: kept(stage, rows) is None)  # kept stages come first
         for number, stage in enumerate(wanted, 1):
             reporter.say(f"{stage.name}, stage {number} of {len(wanted)}")
@@ -60,8 +62,6 @@ def run(args: argparse.Namespace, command: str) -> bool:
             # Written after each stage, so that an interrupted run leaves a page of those that finished.
             begun = [pair for pair in pairs if any(s.pair == pair.name for s in wanted[:number])]
             write_text(args.output, results_page(begun, finished, command))
-    if not finished:
-        raise RequestError(f"no stage has {args.only!r} in its name; there is {', '.join(s.name for s in stages)}")
     print(f"wrote {args.output}")
     differing = [sentence for stage in finished.values() for sentence in stage.differing]
     for sentence in differing:
@@ -80,7 +80,7 @@ def _parser() -> Parser:
         "--work", type=Path, default=ROOT / ".bench", metavar="FOLDER", help="folder of pairs, bundles, rows"
     )
     parser.add_argument("--pairs", action=Listed, among=NAMES, default=list(NAMES), metavar="A,B", help="default: all")
-    parser.add_argument("--only", metavar="TEXT", help="stages with this in their name, like int8 or grown-engines")
+    parser.add_argument("--only", default="", metavar="TEXT", help="stages so named, like int8 or grown-engines")
     parser.add_argument(
         "--prompts",
         action="append",

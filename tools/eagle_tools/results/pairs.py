@@ -12,6 +12,7 @@ from eagle_runtime.base.errors import BundleError, RequestError
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.manifest import read_manifest
 from eagle_tools.own_python import run_python
+from eagle_tools.results.recipe_sums import recipes_line
 
 TOOLS = Path(__file__).resolve().parents[2]
 SHIPPED = TOOLS / "smollm2"  # heads and held-out questions
@@ -91,9 +92,11 @@ MAKERS: dict[str, Callable[[Path, Callable[[str], None]], Pair]] = dict(zip(NAME
 
 
 def drop_older(work: Path, say: Callable[[str], None], shipped: Path = SHIPPED) -> None:
-    """Remove the pairs and the bundles in `work` if they were made from other heads than the shipped ones."""
+    """Remove the pairs and the bundles in `work` if they were made from other heads than the shipped ones, or by other
+    recipes than the page will name."""
     files = (file for head in HEADS for file in sorted((shipped / head).glob("*")))
     sums = "".join(f"{file_sha256(file)}  {file.parent.name}/{file.name}\n" for file in files)
+    sums += recipes_line(PRECISIONS)
     stamp = work / "shipped_heads.sha256"
     if not stamp.is_file() or stamp.read_text(encoding="utf-8") != sums:
         # Only what is written here: the folder may contain the user's own bundles.
@@ -101,7 +104,7 @@ def drop_older(work: Path, say: Callable[[str], None], shipped: Path = SHIPPED) 
         ours = itertools.product(NAMES, (*HEADS, ALONE), PRECISIONS)
         for folder in (*(work / name for name in NAMES), *(bundles / "-".join(words) for words in ours)):
             if folder.is_dir():
-                say(f"removing {folder}: it was made from earlier heads")
+                say(f"removing {folder}: it was made from earlier heads, or by earlier recipes")
                 shutil.rmtree(folder)
         if bundles.is_dir() and not any(bundles.iterdir()):
             bundles.rmdir()

@@ -92,37 +92,49 @@ def stages_of(
     peers: Sequence[Format],
     sizes: Sizes,
     say: Callable[[str], None],
+    only: str = "",
 ) -> list[Stage]:
-    """Returns all stages of a pair, whose missing bundles are exported. peers: formats of other engines that run the
-    same weights in the stage that compares engines."""
-    first = pair.heads[0]
-    bundles = {
-        (head, precision): bundle_of(pair, head, precision, work, say)
-        for precision in PRECISIONS
-        for head in pair.heads
-    }
-    asked = tuple(questions)
-
-    def stage(name: str, plan: Plan) -> Stage:
-        backend = backend_of([bundle for bundle, _ in plan.bundles])
-        plan = dataclasses.replace(plan, max_new_tokens=sizes.max_new_tokens, threads=sizes.threads, backend=backend)
-        return Stage(f"{pair.name}-{name}", pair.name, plan)
-
+    """Returns the stages of a pair with `only` in their names, whose missing bundles are exported. peers: formats of
+    other engines that run the same weights in the stage that compares engines."""
+    first, asked, stages = pair.heads[0], tuple(questions), list[Stage]()
     best = ("recycling",) if first == ALONE else ("eagle+lookup",)
-    ours = tuple((bundles[first, precision], ("vanilla", "lookup", *best)) for precision in COMPARED)
-    stages = [stage("engines", Plan(ours, asked, pytorch=pair.target, peers=tuple(peers)))]
-    for precision in PRECISIONS:
-        every = tuple((bundles[head, precision], methods_of(head)) for head in pair.heads)
-        stages.append(stage(f"methods-{precision}", Plan(every, asked, (0.0, 1.0))))
-    main = bundles[first, SHOWN]
-    few = asked[:: max(1, len(asked) // sizes.sweep_count)][: sizes.sweep_count]
-    if first != ALONE:
-        stages.append(stage("sweep", Plan(((main, ("vanilla", "dynamic", "cost-aware", *sweep())),), few)))
-    manifest = read_manifest(main)
-    if manifest.target.context > max(LONG) + sizes.max_new_tokens:
-        long = long_questions(Text(main, partial(read_text_file, main, manifest)), questions, sizes.sweep_count)
-        stages.append(stage("long", Plan(((main, ("vanilla", "lookup", *best)),), long, together=2)))
+
+    def bundle(head: str, precision: str) -> Path:
+        return bundle_of(pair, head, precision, work, say)
+
+    def engines() -> Plan:
+        ours = tuple((bundle(first, precision), ("vanilla", "lookup", *best)) for precision in COMPARED)
+        return Plan(ours, asked, pytorch=pair.target, peers=tuple(peers))
+
+    def methods(precision: str) -> Plan:
+        return Plan(tuple((bundle(head, precision), methods_of(head)) for head in pair.heads), asked, (0.0, 1.0))
+
+    def trees() -> Plan | None:
+        few = asked[:: max(1, len(asked) // sizes.sweep_count)][: sizes.sweep_count]
+        every = ("vanilla", "dynamic", "cost-aware", *sweep())
+        return None if first == ALONE else Plan(((bundle(first, SHOWN), every),), few)
+
+    def long() -> Plan | None:
+        main = bundle(first, SHOWN)
+        manifest = read_manifest(main)
+        if manifest.target.context <= max(LONG) + sizes.max_new_tokens:
+            return None
+        ends = long_questions(Text(main, partial(read_text_file, main, manifest)), questions, sizes.sweep_count)
+        return Plan(((main, ("vanilla", "lookup", *best)),), ends, together=2)
+
+    plans: list[Callable[[], Plan | None]] = [engines, *(partial(methods, p) for p in PRECISIONS), trees, long]
+    for name, planned in zip(stage_names(pair.name), plans, strict=True):
+        if only in name and (plan := planned()) is not None:
+            backend = backend_of([bundle for bundle, _ in plan.bundles])
+            limit, threads = sizes.max_new_tokens, sizes.threads
+            plan = dataclasses.replace(plan, max_new_tokens=limit, threads=threads, backend=backend)
+            stages.append(Stage(name, pair.name, plan))
     return stages
+
+
+def stage_names(pair: str) -> list[str]:
+    """Returns the names of a pair's stages, in order."""
+    return [f"{pair}-{name}" for name in ("engines", *(f"methods-{p}" for p in PRECISIONS), "sweep", "long")]
 
 
 def methods_of(head: str) -> tuple[str, ...]:
