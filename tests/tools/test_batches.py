@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,22 @@ def test_a_server_that_does_not_start_says_why() -> None:
         served(Command("it", (sys.executable, "-c", program))),
     ):
         raise AssertionError("it did not start")
+
+
+def test_another_system_begins_each_group() -> None:
+    """As in eagle-bench: the one that always followed the same other would find the same caches and clocks."""
+    asked: list[str] = []
+
+    def system(name: str) -> batches.Answer:
+        def answer(prompts: Sequence[list[int]], count: int) -> batches.Answers:
+            asked.append(name)
+            return [[0] * count for _ in prompts]
+
+        return answer
+
+    timed = batches.measure({name: system(name) for name in "abc"}, PROMPTS, 1, 2)
+    assert "".join(asked) == "abc" + "abc" + "bca" + "cab"
+    assert [(one.system, len(one.rates), one.answers) for one in timed] == [(name, 3, [[0, 0]] * 3) for name in "abc"]
 
 
 def test_the_table_has_all_widths(chatting: Path, questions: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,7 @@ from eagle_tools.peers.gguf_tokens import with_tokens
 from eagle_tools.peers.source import open_source
 from eagle_tools.questions import prompt_ids, read_sets
 from eagle_tools.served import check_program, eagle_serve, llama_server, served
+from eagle_tools.turns import PAUSE, starting_order
 
 ROOM = 8  # tokens of a context beyond a prompt and its answer
 Answers = list[list[int]]
@@ -131,14 +132,17 @@ def pytorch(folder: Path, threads: int) -> Answer:
 
 
 def measure(systems: dict[str, Answer], prompts: Sequence[list[int]], width: int, count: int) -> list[Timed]:
-    """Answer the prompts in whole groups, the systems by turns. Before, each answers the first group without its first
-    tokens, which is not counted: so a server that keeps what it has read knows none of the prompts."""
+    """Answer the prompts in whole groups, the systems by turns, a different one first. Before, each answers the first
+    group without its first tokens, which is not counted: so a server that keeps what it has read knows none of the
+    prompts."""
     groups = [prompts[first : first + width] for first in range(0, len(prompts) - width + 1, width)]
     timed = {name: Timed(name, width, [], []) for name in systems}
     for answer in systems.values():
         answer([ids[1:] for ids in groups[0]], count)
-    for group in groups:
-        for name, answer in systems.items():
+    for number, group in enumerate(groups):
+        for index in starting_order(len(systems), number):
+            name, answer = list(systems.items())[index]
+            time.sleep(PAUSE)
             began = time.perf_counter()
             answers = answer(group, count)
             timed[name].rates.append(width * count / (time.perf_counter() - began))
