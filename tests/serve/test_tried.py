@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eagle_runtime import EagleModel
-from eagle_tools import tried
+from eagle_tools import tried, tried_worker
 
 OPTIONS = ["--threads", "1", "--context", "512"]
 
@@ -35,6 +35,14 @@ def test_a_model_that_samples_by_default_is_compared_too(
     manifest["sampling"]["temperature"] = 1.0
     (bundle / "eagle_config.json").write_text(json.dumps(manifest))
     lines(bundle, capsys, "--only", "conversation,template", "--tokens", "4")
+
+
+def test_an_order_that_the_worker_refuses_fails(
+    served_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tried_worker, "PATTERN", "(")
+    assert tried.main([str(served_bundle), *OPTIONS, "--only", "worker", "--tokens", "4"]) == 2
+    assert "FAILED: the worker refuses generate: " in capsys.readouterr().out
 
 
 def test_an_answer_that_differs_fails(served_model: EagleModel) -> None:

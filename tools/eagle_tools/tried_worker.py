@@ -35,6 +35,13 @@ def worker(args: argparse.Namespace, loaded: Load) -> Iterator[str]:
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
     assert process.stdin is not None and process.stdout is not None
 
+    def result(**order: Any) -> dict[str, Any]:
+        event = ask(**order)
+        if event["event"] == "error":
+            raise RequestError(f"the worker refuses {order['op']}: {event['message']}")
+        answer: dict[str, Any] = event["result"]
+        return answer
+
     def ask(**order: Any) -> dict[str, Any]:
         print(json.dumps(order), file=process.stdin, flush=True)
         for line in process.stdout or ():
@@ -44,27 +51,29 @@ def worker(args: argparse.Namespace, loaded: Load) -> Iterator[str]:
         raise RequestError("the worker ended")
 
     try:
-        got = ask(id=1, op="generate", **asked, **settings)["result"]
+        got = result(id=1, op="generate", **asked, **settings)
         if tuple(got["token_ids"]) != wanted.token_ids and exact:
             raise RequestError(f"the worker's answer is {got['token_ids']} instead of {wanted.token_ids}")
         yield f"generate: {len(got['token_ids'])} tokens as by the model itself"
-        text = ask(id=2, op="generate", **asked, constraint={"regex": PATTERN}, max_new_tokens=60)["result"]["text"]
+        text = result(id=2, op="generate", **asked, constraint={"regex": PATTERN}, max_new_tokens=60)["text"]
         yield f"constraint: {text!r} {'matches' if re.fullmatch(PATTERN, text) else 'is not finished'}"
         if spoken:
             with tempfile.TemporaryDirectory() as folder:
                 file = str(Path(folder) / "chat.safetensors")
-                opened = ask(id=3, op="conversation", action="open")["result"]["conversation"]
+                opened = result(id=3, op="conversation", action="open")["conversation"]
                 said = [
-                    ask(id=4 + turn, op="generate", conversation=opened, message=TEXTS[turn], max_new_tokens=16)
+                    result(id=4 + turn, op="generate", conversation=opened, message=TEXTS[turn], max_new_tokens=16)
                     for turn in range(2)
                 ]
-                ask(id=7, op="conversation", action="save", conversation=opened, path=file)
-                again = ask(id=8, op="conversation", action="load", path=file)["result"]
-                kept = said[1]["result"]["usage"]["cached_tokens"]
+                result(id=7, op="conversation", action="save", conversation=opened, path=file)
+                again = result(id=8, op="conversation", action="load", path=file)
+                kept = said[1]["usage"]["cached_tokens"]
                 yield f"conversation: {kept} rows kept, file loaded as {again['kv_status']}"
         wrong = ask(id=9, op="generate", **asked, temperature=-1)
         yield f"a wrong order: {wrong['event']} {wrong['code']}"
-    finally:
         process.stdin.close()
         code = process.wait(60)
+    finally:
+        process.kill()  # where an answer was not what it must be; one that has ended does not notice
+        process.wait()
     yield f"ended with status {code}"
