@@ -325,6 +325,11 @@ def test_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
         )
 
 
+@pytest.mark.parametrize("option", [["--backend", "native"], ["--context", "512"]])
+def test_an_option_of_a_bundle_needs_one(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(option) == 2 and "say how a bundle is checked; name one" in capsys.readouterr().err
+
+
 def test_the_machine_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -18,6 +18,7 @@ from pathlib import Path
 from eagle_calib.replay import compare, golden_prompts, mean_tau, replay
 from eagle_runtime import BackendError, BundleError, EagleModel, Result
 from eagle_runtime.base.backend_names import BACKENDS
+from eagle_runtime.base.errors import RequestError
 from eagle_runtime.base.files import bundle_file, file_sha256
 from eagle_runtime.bundle.fidelity import FidelityWarning, compared, shortfall
 from eagle_runtime.bundle.manifest import Certificate, Manifest, read_manifest
@@ -65,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             from eagle_tools.card.command import report_card
 
             return report_card(args)
+        if args.bundle is None and (args.backend, args.context) != (None, None):
+            raise RequestError("--backend and --context say how a bundle is checked; name one")
         return report_machine(args.json) if args.bundle is None else report_bundle(args)
 
     return run_check(_parser(), argv, check, extra="cpu", interrupted="interrupted")
