@@ -173,3 +173,4 @@ def test_from_headers_to_files(modules: Path, tmp_path: Path) -> None:
     assert texts[0] in asked_texts and "Who is number 6?" in asked_texts
     assert not {"too short", "Without an end there", "Who is number 5?"} & set(asked_texts)
     assert main(["mix", str(target), "--count", "5", "--evaluation", "5", "-o", str(out)]) == 2
+    assert main(["mix", str(target), "--count", "5", "--headers", str(out / "eval.jsonl"), "-o", str(out)]) == 2

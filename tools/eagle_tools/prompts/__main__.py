@@ -48,6 +48,8 @@ def _articles(args: argparse.Namespace) -> None:
 def _mix(args: argparse.Namespace) -> None:
     if args.shards < 1 or not 0 <= args.evaluation < args.count:
         raise RequestError("shards must be 1 or more, and evaluation below count")
+    if len(args.headers) != len(args.asked):
+        raise RequestError(f"there are {len(args.headers)} --headers but {len(args.asked)} --asked; give one for each")
     held_out = [text for path in args.held_out for row in _rows(path) for text in _texts(row)]
     tokenizer = load_tokenizer(args.target, "mix")
     own = [
