@@ -369,6 +369,22 @@ def test_an_error_that_replaces_a_stop_counts_as_the_stop() -> None:
         raise TypeError
 
 
+@posix_only
+def test_a_stop_that_came_to_nothing_is_raised_again() -> None:
+    """A finaliser, and what C calls back, swallow what is raised in them."""
+
+    def swallow(until: float) -> None:
+        with contextlib.suppress(Interrupted):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
+        while time.monotonic() < until:
+            time.sleep(0.01)
+
+    with pytest.raises(Interrupted) as stop, handled_interrupts():
+        swallow(time.monotonic() + 20)
+    assert stop.value.args == (signal.SIGTERM,)
+
+
 def test_sizes_mean_the_same_in_all_commands() -> None:
     texts = ("5GB", "700 MB", "1.5g", "12", "2GiB", "1T")
     assert [size(text) for text in texts] == [5 * 10**9, 7 * 10**8, 15 * 10**8, 12, 2 << 30, 10**12]

@@ -11,8 +11,10 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Collection, Iterator
 from types import FrameType
 
@@ -31,22 +33,30 @@ class Interrupted(BaseException):
 
 @contextlib.contextmanager
 def handled_interrupts(but_for: Collection[int] = ()) -> Iterator[None]:
-    """Within the block the first signal raises Interrupted(number) in the main thread. One more that comes after SAME_S
-    ends the process, with the status of that signal: CLEANUP_S after the first signal, or at once if it comes later.
-    Signals that were ignored before, as under nohup, stay ignored. but_for: signals whose handlers stay. The main
-    thread gets these twice, AGAIN_S apart: an engine's thread may have got the first, or a call just begun to wait."""
+    """Within the block the first signal raises Interrupted(number) in the main thread, and again soon if that came to
+    nothing, as in a finaliser. One more that comes after SAME_S ends the process, with the status of that signal:
+    CLEANUP_S after the first signal, or at once if it comes later. Signals that were ignored before, as under nohup,
+    stay ignored. but_for: signals whose handlers stay. The main thread gets these twice, AGAIN_S apart: an engine's
+    thread may have got the first, or a call just begun to wait."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
         yield
         return
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS if number not in but_for}
     ours = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
     stopped: int | None = None
+    raised: weakref.ref[Interrupted] | None = None
 
     def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal stopped
-        if stopped is None:
-            stopped = number
-            raise Interrupted(number)
+        nonlocal stopped, raised
+        if raised is not None and (raised() is not None or sys.exc_info()[0] is not None):  # the program unwinds
+            return
+        stopped = number  # a callback of a library may have swallowed the error before, which is gone then
+        error = Interrupted(number)
+        raised = weakref.ref(error)
+        try:
+            raise error
+        finally:
+            del error  # or this frame, which its traceback holds, would keep it
 
     with _watched(frozenset(ours), frozenset(but_for)):
         for number in ours:
