@@ -31,6 +31,7 @@ CAPTION = (
 )
 TABLE = (  # what runs, precision, its plain method -> label
     ("eagle-edge", "int4", "vanilla", "eagle-edge int4"),
+    ("eagle-edge", "stored, head int4", "vanilla", "eagle-edge stored"),
     ("eagle-edge", "int8, head int4", "vanilla", "eagle-edge int8"),
     ("onnxruntime-genai", "int4", "plain", "onnxruntime-genai int4"),
     ("llama.cpp", "q4_0", "plain", "llama.cpp q4_0"),

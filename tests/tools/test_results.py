@@ -24,7 +24,18 @@ from eagle_tools.peers.engine import FORMATS
 from eagle_tools.questions import Question, read_questions
 from eagle_tools.results import main, pairs
 from eagle_tools.results.command import ROOT, _parser
-from eagle_tools.results.pairs import ALONE, HEADS, NAMES, PRECISIONS, QUESTIONS, Pair, bundle_of, drop_older, grown
+from eagle_tools.results.pairs import (
+    ALONE,
+    HEADS,
+    MEASURED,
+    NAMES,
+    PRECISIONS,
+    QUESTIONS,
+    Pair,
+    bundle_of,
+    drop_older,
+    grown,
+)
 from eagle_tools.results.stages import LONG, Finished, Sizes, Stage, finish, long_questions, signature_of, stages_of
 from eagle_tools.results.tables import results_page
 
@@ -118,7 +129,7 @@ def test_stages_of_a_pair(bundle: Path, tmp_path: Path, monkeypatch: pytest.Monk
     pair = Pair("smollm2", golden_pair(tmp_path), "Golden", "")
     assert pair.heads == ("eagle3", "eagle1")
     for head in pair.heads:
-        for precision in PRECISIONS:
+        for precision in MEASURED:
             shutil.copytree(bundle, tmp_path / "work" / "bundles" / f"smollm2-{head}-{precision}")
     sizes = Sizes(9, 2, 16, 1)
     listed = stages_of(pair, tmp_path / "work", WORDS, FORMATS[:1], sizes, print)
@@ -142,7 +153,7 @@ def test_stages_of_a_pair(bundle: Path, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.undo()
     alone = dataclasses.replace(pair, folder=tmp_path)
     assert alone.heads == (ALONE,)
-    for precision in PRECISIONS:
+    for precision in MEASURED:
         shutil.copytree(bundle, tmp_path / "work" / "bundles" / f"smollm2-alone-{precision}")
     listed = stages_of(alone, tmp_path / "work", WORDS, (), sizes, print)
     assert [stage.name for stage in listed] == ["smollm2-engines", *(f"smollm2-methods-{p}" for p in PRECISIONS)]

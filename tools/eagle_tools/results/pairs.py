@@ -20,6 +20,7 @@ QUESTIONS = SHIPPED / "heldout.jsonl"
 HEADS = ("eagle3", "eagle1", "block")
 ALONE = "alone"  # in the name of a bundle without a head
 PRECISIONS = ("fp32", "int8", "int4")
+MEASURED = (*PRECISIONS, "stored")  # the last one is compared with other engines alone
 NAMES = ("smollm2", "smollm2-grown")
 SHAPE = {"layers": 30, "hidden": 2304, "heads": 36, "kv-heads": 12, "head-dim": 64, "intermediate": 3072}
 GROWN_BYTES = 24 << 30  # of the grown pair and its bundles, while they are written
@@ -96,12 +97,12 @@ def drop_older(work: Path, say: Callable[[str], None], shipped: Path = SHIPPED) 
     recipes than the page will name."""
     files = (file for head in HEADS for file in sorted((shipped / head).glob("*")))
     sums = "".join(f"{file_sha256(file)}  {file.parent.name}/{file.name}\n" for file in files)
-    sums += recipes_line(PRECISIONS)
+    sums += recipes_line(MEASURED)
     stamp = work / "shipped_heads.sha256"
     if not stamp.is_file() or stamp.read_text(encoding="utf-8") != sums:
         # Only what is written here: the folder may contain the user's own bundles.
         bundles = work / "bundles"
-        ours = itertools.product(NAMES, (*HEADS, ALONE), PRECISIONS)
+        ours = itertools.product(NAMES, (*HEADS, ALONE), MEASURED)
         for folder in (*(work / name for name in NAMES), *(bundles / "-".join(words) for words in ours)):
             if folder.is_dir():
                 say(f"removing {folder}: it was made from earlier heads, or by earlier recipes")

@@ -47,7 +47,7 @@ METHODS = (  # of the papers' table: name, head, method
     ("EAGLE-3 head + lookup, cost-aware", "eagle3", "eagle+lookup"),
 )
 SHOWN = "int8"  # precision of the tables that show one alone
-COMPARED = ("int8", "int4")  # precisions that are compared with other engines
+COMPARED = ("int8", "stored", "int4")  # precisions that are compared with other engines
 LONG = (128, 3000)  # tokens of the prompts of the long-context stage
 
 

@@ -19,7 +19,7 @@ from eagle_tools.bench.summary import (
     summarise,
 )
 from eagle_tools.markdown import markdown_table
-from eagle_tools.results.pairs import PRECISIONS, Pair
+from eagle_tools.results.pairs import MEASURED, PRECISIONS, Pair
 from eagle_tools.results.recipe_sums import recipes_line
 from eagle_tools.results.stages import LONG, METHODS, SHOWN, Finished, setup_name
 
@@ -52,7 +52,7 @@ prompts. Every output was compared with that of plain decoding with the same see
 def results_page(pairs: Sequence[Pair], stages: Stages, command: str) -> str:
     """Returns the page as Markdown. command: the command line that measured it."""
     facts = [f"measured on {line}" for line in dict.fromkeys(stage.measured for stage in stages.values())]
-    facts += [f"command: `{command}`", recipes_line(PRECISIONS), *next(iter(stages.values())).facts]
+    facts += [f"command: `{command}`", recipes_line(MEASURED), *next(iter(stages.values())).facts]
     parts = [HEADER, "\n".join(f"- {fact}" for fact in facts)]
     if wrong := [sentence for finished in stages.values() for sentence in finished.differing]:
         parts.append("**Outputs that differ from plain decoding:**\n\n" + "\n".join(f"- {line}" for line in wrong))
