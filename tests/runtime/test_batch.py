@@ -97,6 +97,7 @@ def test_trees_of_several_texts_are_verified_in_one_pass(
     assert max(sizes) == 4
 
 
+@needs_operators
 def test_one_pass_has_a_bound_of_rows(bundle_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """And the texts are the same."""
     rows: list[list[int]] = []

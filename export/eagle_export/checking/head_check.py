@@ -99,8 +99,8 @@ class HeadCheck:
 
 @torch.inference_mode()
 def check_head(part: HeadPart, model: Any, texts: Sequence[Continued]) -> HeadCheck:
-    """part: the head of a pair. model: its target as transformers runs it, in fp32. texts: one or more, of two tokens
-    or more, since no head drafts the first. Returns the share of first drafted tokens that are the target's own, and
+    """part: the head of a pair. model: its target as transformers runs it, in fp32. texts: one or more; no head drafts
+    the first token of one. Returns the share of first drafted tokens that are the target's own, and
     what other readings of the folder would change."""
 
     def hidden(text: Continued) -> Hidden:
@@ -133,6 +133,8 @@ def compare_readings(
             results.append(_drafted(head, part, config, text, hidden))
     right = [torch.cat([right for right, _ in results]).double() for results in rows]
     likely = [torch.cat([likely for _, likely in results]).double() for results in rows]
+    if not len(right[0]):
+        return HeadCheck(1.0, None, 0)
     known = likely[0].isfinite()  # tokens outside the draft vocabulary are impossible with every reading
     others = []
     for index, (words, _) in enumerate(readings[1:], 1):
