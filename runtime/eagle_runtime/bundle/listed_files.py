@@ -180,17 +180,21 @@ def at_places(model: bytes, places: Mapping[str, str]) -> bytes:
         for number, first, last in _fields(model, start, end):
             if (inner := INITIALIZER[message].get(number)) is not None:
                 content = moved(inner, first, last)
-                parts += [model[start : first - len(_length(last - first))], _length(len(content)), content]
+                parts += [model[start : first - len(varint(last - first))], varint(len(content)), content]
                 start = last
         return b"".join([*parts, model[start:end]])
 
     return moved("Model", 0, len(model))
 
 
-def _length(number: int) -> bytes:
-    """A number with 7 bits per byte."""
-    high, low = divmod(number, 128)
-    return bytes([low | 128]) + _length(high) if high else bytes([low])
+def varint(number: int) -> bytes:
+    """Returns a number as seven bits per byte, lowest first; the top bit says that more follow."""
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
 
 
 def _fields(model: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import struct
 
+from eagle_runtime.bundle.listed_files import varint
+
 IR_VERSION, OPSET = 8, 18
 OWN_DOMAIN = "eagle"  # of the native operators
 FLOAT, UINT8, INT8, INT32, INT64 = 1, 2, 3, 6, 7  # TensorProto.DataType
@@ -34,7 +36,7 @@ def node(op: str, inputs: list[str], outputs: list[str], domain: str = "", **att
     for name, value in attributes.items():
         attribute = _field(ATTRIBUTE_NAME, name.encode())
         if isinstance(value, float):
-            attribute += _varint(ATTRIBUTE_FLOAT << 3 | 5) + struct.pack("<f", value)
+            attribute += varint(ATTRIBUTE_FLOAT << 3 | 5) + struct.pack("<f", value)
             attribute += _field(ATTRIBUTE_TYPE, ATTRIBUTE_IS_FLOAT)
         else:
             attribute += _field(ATTRIBUTE_INT, value) + _field(ATTRIBUTE_TYPE, ATTRIBUTE_IS_INT)
@@ -92,15 +94,5 @@ def _value(name: str, element: int, rank: int) -> bytes:
 def _field(number: int, value: int | bytes) -> bytes:
     """Returns a field of a protobuf message: a number, or a string or message with its length."""
     if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
-
-
-def _varint(number: int) -> bytes:
-    """Returns a number as seven bits per byte, lowest first; the top bit says that more follow."""
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
