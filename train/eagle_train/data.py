@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import multiprocessing
 import os
@@ -116,8 +117,14 @@ class TextReader:
                 f"{where}: the tokenizer gives the id {largest}, but the target knows {self._vocab_size}; use the "
                 "tokenizer.json of this target"
             )
-        bos: list[int] = [self.tokenizer(where).bos_token_id] if (self._target / "tokenizer.json").is_file() else []
+        bos = self._bos
         return replace(example, prefix=bos, begun=1) if bos and [*example.ids[:1]] == bos else example
+
+    @functools.cached_property
+    def _bos(self) -> list[int]:
+        """The bos; none of a target without a tokenizer."""
+        place = str(self._target)
+        return [self.tokenizer(place).bos_token_id] if (self._target / "tokenizer.json").is_file() else []
 
     def _ids(self, where: str, row: Mapping[str, Any]) -> Example:
         ids = ids_of(where, row["ids"], self._vocab_size)
@@ -233,8 +240,7 @@ def _rendered(tokenizer: Any, messages: Sequence[Message], tools: Tools) -> list
             asked, answered = render(i, add_generation_prompt=True), render(i + 1)
             content = message["content"] or ""
             if content.strip() not in answered and not message.get("tool_calls"):
-                opened = next((n for n in range(len(content), 0, -1) if asked.endswith(content[:n])), 0)
-                answered = asked + content[opened:] + (tokenizer.eos_token or "")
+                answered = asked + content[_opened(asked, content) :] + (tokenizer.eos_token or "")
             answers.append((answered, (_shared_length(asked, answered), len(answered))))
     if not answers:
         return []
@@ -242,6 +248,13 @@ def _rendered(tokenizer: Any, messages: Sequence[Message], tools: Tools) -> list
     if all(longest.startswith(text) for text, _ in answers):
         return [(longest, [span for _, span in answers])]
     return [(text, [span]) for text, span in answers]
+
+
+def _opened(asked: str, content: str) -> int:
+    """How many characters of an answer the prompt ends with, as with an opening tag of thoughts. Few of its beginnings
+    end as the prompt does, and only these are compared: an answer may have tens of thousands of characters."""
+    sizes = range(min(len(asked), len(content)), 0, -1)
+    return next((n for n in sizes if content[n - 1] == asked[-1] and asked.endswith(content[:n])), 0)
 
 
 def _shared_length(a: str, b: str) -> int:
