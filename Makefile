@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # What a processor's kernels may change: rows, recipes, token identity, golden traces.
 NUMERIC := $(addprefix tests/,export/test_recipes.py export/test_calibrated_recipes.py export/test_exact_attention.py \
-	export/test_certificate.py runtime/test_exact_rows.py runtime/test_token_identity.py runtime/test_golden.py \
+	export/test_certificate.py export/test_as_stored.py runtime/test_exact_rows.py runtime/test_token_identity.py runtime/test_golden.py \
 	runtime/test_constrained_identity.py)
 # What the native operators compute, and who chooses them: what `make test` left out or ran without them.
 NATIVE := $(addprefix tests/,kernels \
