@@ -100,8 +100,8 @@ class HeadCheck:
 @torch.inference_mode()
 def check_head(part: HeadPart, model: Any, texts: Sequence[Continued]) -> HeadCheck:
     """part: the head of a pair. model: its target as transformers runs it, in fp32. texts: one or more; no head drafts
-    the first token of one. Returns the share of first drafted tokens that are the target's own, and
-    what other readings of the folder would change."""
+    the first token of one. Returns the share of first drafted tokens that are the target's own, and what other readings
+    of the folder would change."""
 
     def hidden(text: Continued) -> Hidden:
         if text.hidden is not None:

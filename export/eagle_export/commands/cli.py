@@ -30,18 +30,8 @@ INTERRUPTED = {  # the message after a signal
     "engines": "interrupted; no files were left",
 }
 PRECISIONS = (
-    "fp32",
-    "fp16",
-    "int8",
-    "int8-token",
-    "int8-static",
-    "int8-weight",
-    "fp8",
-    "int4",
-    "int4-int8",
-    "stored",
-    "auto",
-)
+    "fp32", "fp16", "int8", "int8-token", "int8-static", "int8-weight", "fp8", "int4", "int4-int8", "stored", "auto",
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
