@@ -1,11 +1,15 @@
-"""Text that a model of transformers writes itself, for checks of heads."""
+"""Text that a model of transformers writes itself, and checks of heads on it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from eagle_export.checking.head_check import Continued
+import torch
+
+from eagle_export.checking.head_check import Continued, HeadCheck, compare_readings
+from eagle_export.graphs.eager import eager_weights
+from eagle_export.graphs.pair import HeadPart
 from eagle_export.recording.source_text import Greedy, Writer
 
 
@@ -13,3 +17,14 @@ def own_text(model: Any, starts: Sequence[list[int]], count: int, eos: Collectio
     """Continue all starts greedily by at most `count` tokens, up to the first eos, included."""
     _, written = Writer(model).write([], 0, (), [Greedy(start, count, eos) for start in starts], ())
     return [Continued(each.start, each.tokens) for each in written]
+
+
+@torch.inference_mode()
+def check_head(part: HeadPart, model: Any, texts: Sequence[Continued]) -> HeadCheck:
+    """What a head drafts of texts that its target, as transformers runs it in fp32, reads as a whole."""
+
+    def hidden(text: Continued) -> Any:
+        ids = torch.tensor([[*text.start, *text.tokens]])
+        return model(input_ids=ids, output_hidden_states=True, use_cache=False, logits_to_keep=1).hidden_states
+
+    return compare_readings(part, model.config, eager_weights(part, model), [(text, hidden(text)) for text in texts])

@@ -22,13 +22,14 @@ from eagle_calib.calibrate import calibrate
 from eagle_calib.errors import CalibrationError
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.checking.head_check import Continued, check_head
+from eagle_export.checking.head_check import Continued
 from eagle_export.graphs.pair import build_graphs, open_pair
 from eagle_export.graphs.weights import save
 from eagle_export.inspection.report import inspect
 from eagle_export.reading.families.source import load_source
 from eagle_export.tensorrt.build import build_engines
 from eagle_export.writing.settings import Settings
+from greedy_texts import check_head
 from systems import read_tensors
 
 TARGET = GOLDEN / "target"

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from block_writers import changed, deepspec, dflash
-from eagle_export.checking.head_check import Continued, check_head
+from eagle_export.checking.head_check import Continued
 from eagle_export.graphs.eager import eager_head, eager_weights
 from eagle_export.graphs.pair import open_pair
 from eagle_export.heads.block import BlockHead, read_blocks
 from eagle_export.reading.families.source import load_source
+from greedy_texts import check_head
 from head_writers import TARGET, Head
 
 STARTS = torch.tensor([[5, 40 + 9 * text, 70 + text] for text in range(8)])

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from conftest import GOLDEN
 from eagle_export.checking import head_check
-from eagle_export.checking.head_check import Continued, HeadCheck, check_head
+from eagle_export.checking.head_check import Continued, HeadCheck
 from eagle_export.commands.cli import main
 from eagle_export.graphs.eager import eager_head, eager_weights
 from eagle_export.graphs.pair import open_pair
@@ -25,7 +25,7 @@ from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.reading.families.source import load_source
 from eagle_export.recording.source_text import text_starts
 from eagle_runtime.text.tokenizer import Text
-from greedy_texts import own_text
+from greedy_texts import check_head, own_text
 from head_writers import read, speculators
 from systems import read_tensors
 

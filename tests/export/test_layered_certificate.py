@@ -19,12 +19,13 @@ from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.checking import certificate as module
 from eagle_export.checking.certificate import compare_with_source
-from eagle_export.checking.head_check import Continued, check_head
+from eagle_export.checking.head_check import Continued
 from eagle_export.graphs.pair import open_pair
 from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_export.reading.families.source import load_source
 from eagle_export.recording.layered_continuations import verified_continuations
 from eagle_runtime.bundle.manifest import read_manifest
+from greedy_texts import check_head
 from source_continuations import continuations
 from systems import read_tensors
 

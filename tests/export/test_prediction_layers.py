@@ -23,7 +23,7 @@ from eagle_calib.calibrate import calibrate
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.checking import certificate
-from eagle_export.checking.head_check import Continued, HeadCheck, check_head
+from eagle_export.checking.head_check import Continued, HeadCheck
 from eagle_export.commands import cli
 from eagle_export.graphs.eager import eager_head, eager_weights, read_rows
 from eagle_export.graphs.pair import HeadPart, build_graphs, left_out_note, open_pair
@@ -43,7 +43,7 @@ from eagle_train.errors import TrainError
 from eagle_train.head import read_head
 from eagle_train.target import FrozenTarget
 from fakes import observed
-from greedy_texts import own_text
+from greedy_texts import check_head, own_text
 from grow import grow
 from insides import bundle_in
 from mtp_writers import (

@@ -23,7 +23,6 @@ from eagle_export.graphs.eager import (
     Hidden,
     TokenRows,
     eager_head,
-    eager_weights,
     features_of,
     read_block_rows,
     read_rows,
@@ -48,12 +47,10 @@ NAMES = "the file is not written as {} writes its own; convert it again"
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """A few tokens of text, and the target's greedy tokens after them, up to the first that ends a text. hidden: the
-    target's hidden states by tap for all tokens but the last [1, T, H]; None if they were not kept."""
+    """A few tokens of text, and the target's greedy tokens after them, up to the first that ends a text."""
 
     start: list[int]
     tokens: list[int]
-    hidden: Mapping[int, Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,24 +95,6 @@ class HeadCheck:
 
 
 @torch.inference_mode()
-def check_head(part: HeadPart, model: Any, texts: Sequence[Continued]) -> HeadCheck:
-    """part: the head of a pair. model: its target as transformers runs it, in fp32. texts: one or more; no head drafts
-    the first token of one. Returns the share of first drafted tokens that are the target's own, and what other readings
-    of the folder would change."""
-
-    def hidden(text: Continued) -> Hidden:
-        if text.hidden is not None:
-            return text.hidden
-        ids = torch.tensor([[*text.start, *text.tokens]])
-        states: Sequence[Tensor] = model(
-            input_ids=ids, output_hidden_states=True, use_cache=False, logits_to_keep=1
-        ).hidden_states
-        return states
-
-    return compare_readings(part, model.config, eager_weights(part, model), ((text, hidden(text)) for text in texts))
-
-
-@torch.inference_mode()
 def compare_readings(
     part: HeadPart,
     target: Any,
@@ -123,7 +102,10 @@ def compare_readings(
     texts: Iterable[tuple[Continued, Hidden]],
     embedding: TokenRows | None = None,
 ) -> HeadCheck:
-    """As check_head, of texts with the target's hidden states. target: its config. The others: as for eager_head."""
+    """Returns the share of first drafted tokens that are the target's own, and what other readings of the folder would
+    change. part: the head of a pair. target: its target's config. texts: one or more, with the target's hidden states
+    by tap for all tokens but the last [1, T, H]; no head drafts the first token of one. The others: as for
+    eager_head."""
     readings = [("", part.config), *_other_readings(part.config, target)]
     heads = [(eager_head(config, weights, embedding), config) for _, config in readings]
     rows: list[list[tuple[Tensor, Tensor]]] = [[] for _ in readings]

@@ -21,9 +21,10 @@ from eagle_export.checking.head_check import (
     Continued,
     HeadCheck,
     Reading,
-    check_head,
+    compare_readings,
     taps_of_readings,
 )
+from eagle_export.graphs.eager import eager_weights
 from eagle_export.graphs.pair import HeadPart, Pair
 from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.reading.families.registry import family_of, read_config
@@ -110,10 +111,12 @@ class SourceReading:
         try:
             golden = len(self.prompts)
             expected = [continuation(self.source.folder, each) for each in written[:golden]]
-            texts = [Continued(each.start, each.tokens, each.hidden) for each in written[golden:]]
-            drafted = [text for text in texts if len(text.tokens) > 1]
+            drafted = [
+                (Continued(each.start, each.tokens), each.hidden) for each in written[golden:] if each.tokens[1:]
+            ]
             if self.head is not None and drafted:
-                self.checked = check_head(self.head, model, drafted)
+                weights = eager_weights(self.head, model)
+                self.checked = compare_readings(self.head, model.config, weights, drafted)
             self.expected = expected
         except ExportError as error:
             self.problem = error
