@@ -17,7 +17,7 @@ from eagle_export.base.destination import TIMING, check_space, disk_errors
 from eagle_export.base.errors import ExportError
 from eagle_export.tensorrt.engine_graphs import EngineGraph, engine_graphs, files_of, write_tables
 from eagle_export.tensorrt.network import Kernel, Network, Report, capability_of, read_kernels
-from eagle_export.tensorrt.precision import check_capabilities, check_precision, check_sums, default_capabilities
+from eagle_export.tensorrt.precision import check_capabilities, check_precision, default_capabilities
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.listed_files import read_graph, verify_hashes
 from eagle_runtime.bundle.manifest import Manifest, read_manifest
@@ -109,7 +109,6 @@ def build_engines(
     for model in manifest.models.values():
         read_graph(bundle, manifest, model.graph.file)  # raises if the graph reads a file that was not hashed
         check_memory(bundle / model.graph.file)
-    check_sums(bundle, manifest)
     target = "-".join(f"sm{capability.replace('.', '')}" for capability in capabilities)
     folder = bundle.absolute() / ENGINES / f"{library}-{target}"
     with _parent_of(folder):
