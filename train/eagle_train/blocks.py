@@ -21,9 +21,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from eagle_export.base.errors import ExportError
-from eagle_export.heads.block import BlockHead, BlockLayer, read_blocks
+from eagle_export.heads.block import BlockHead, read_blocks
 from eagle_export.heads.block_config import Block
 from eagle_export.heads.config import HeadConfig
+from eagle_export.heads.layers import DecoderLayer
 from eagle_train.config import TrainConfig
 from eagle_train.errors import TrainError
 from eagle_train.linear_loss import linear_loss
@@ -80,7 +81,7 @@ def start_block(head: BlockHead, target: FrozenTarget) -> None:
         head.input_fc.weight[:, -width:] += 0.5 * spread * whole  # the state is larger than an embedding
         head.input_fc.weight[:, :width] += whole
         head.mask_embedding.normal_(0, spread)
-        for attention in (cast(BlockLayer, layer).self_attn for layer in head.layers):
+        for attention in (cast(DecoderLayer, layer).self_attn for layer in head.layers):
             if attention.v_proj.weight.shape == attention.o_proj.weight.shape == whole.shape:
                 attention.v_proj.weight.mul_(0.3).add_(whole)
                 attention.o_proj.weight.mul_(0.3).add_(whole).mul_(spread)

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from eagle_export.graphs.pair import HeadPart
-from eagle_export.heads.block import BlockHead, BlockLayer
+from eagle_export.heads.block import BlockHead
 from eagle_export.heads.config import HeadConfig
+from eagle_export.heads.layers import DecoderLayer
 from eagle_train.batches import gather
 from eagle_train.data import Windows
 from eagle_train.errors import TrainError
@@ -40,7 +41,7 @@ def start_from_eagle1(
                 f"{getattr(shape, name)}; leave out what sets it, or start from an untrained head"
             )
     weights = {name: tensor.read().float().to(target.device) for name, tensor in part.checkpoint.tensors.items()}
-    first, *later = (cast(BlockLayer, layer) for layer in head.layers)
+    first, *later = (cast(DecoderLayer, layer) for layer in head.layers)
     head.input_fc.weight.copy_(weights["fc.weight"])
     for name, parameter in first.named_parameters():
         if name != "input_layernorm.weight":

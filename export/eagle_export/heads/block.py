@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from eagle_export.heads.config import HeadConfig
-from eagle_export.heads.layers import Attention, KeyValues, Rows, mlp, new_rows, norm_of, rms_norm, rotary
+from eagle_export.heads.layers import Attention, DecoderLayer, Rows, new_rows, norm_of, rms_norm, rotary
 from eagle_runtime.base.tree import hiding
 
 
@@ -42,8 +42,7 @@ class BlockReader(nn.Module):
         self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, config.hidden_size, bias=config.fc_bias)
         self.hidden_norm = norm_of(config.hidden_size, config.rms_norm_eps)
         if layers is None:
-            parts = (KeyValues(config, config.hidden_size) for _ in range(config.num_layers))
-            layers = [nn.ModuleDict({"self_attn": part}) for part in parts]
+            layers = [nn.ModuleDict({"self_attn": _keys_and_values(config)}) for _ in range(config.num_layers)]
         self.layers = nn.ModuleList(layers)
         self.rotary_emb = rotary(config)
         self.reads_state = config.state_size > 0
@@ -52,7 +51,7 @@ class BlockReader(nn.Module):
         """taps: the target's hidden states [1,T,H], in order. Returns keys and values per layer, each [1,T,Hkv,D]."""
         read = self.hidden_norm(self.fc(torch.cat(list(taps), -1)))
         rope = self.rotary_emb(read, position_ids)
-        return [new_rows(cast(KeyValues, layer.self_attn), read, rope) for layer in self.layers]
+        return [new_rows(cast(Attention, layer.self_attn), read, rope) for layer in self.layers]
 
     def features(self, taps: Sequence[Tensor], last: Tensor, position_ids: Tensor) -> Tensor:
         """As key_values. last [1,T,H]: the target's states after its last norm. Returns features [1,T,2 L Hkv D (+ H)]:
@@ -61,22 +60,12 @@ class BlockReader(nn.Module):
         return torch.cat([*rows, last] if self.reads_state else rows, -1)
 
 
-class BlockLayer(nn.Module):
-    """A Llama decoder layer, with keys and queries normalised per head if the config says so."""
-
-    def __init__(self, config: HeadConfig) -> None:
-        super().__init__()
-        self.self_attn = Attention(config, config.hidden_size)
-        self.mlp = mlp(config)
-        self.input_layernorm = rms_norm(config)
-        self.post_attention_layernorm = rms_norm(config)
-
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, past: Rows) -> Tensor:
-        """x [1,B,H]; mask [1,1,B,P + B]; past: keys and values of verified rows."""
-        attended, _ = self.self_attn(self.input_layernorm(x), rope, mask, past)
-        x = x + attended
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
+def _keys_and_values(config: HeadConfig) -> Attention:
+    """The part of an Attention that makes keys and values."""
+    attention = Attention(config, config.hidden_size)
+    for name in ("q_proj", "o_proj", "q_norm"):
+        attention._modules.pop(name, None)
+    return attention
 
 
 class MarkovHead(nn.Module):
@@ -97,7 +86,7 @@ class BlockHead(BlockReader):
     """The head; embed_tokens holds the target's weight, and lm_head too unless the head has its own."""
 
     def __init__(self, config: HeadConfig) -> None:
-        super().__init__(config, [BlockLayer(config) for _ in range(config.num_layers)])
+        super().__init__(config, [DecoderLayer(config) for _ in range(config.num_layers)])
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         if config.own_mask:
             self.mask_embedding = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
@@ -126,7 +115,7 @@ class BlockHead(BlockReader):
             x = self.input_fc(torch.cat([x, state.expand(-1, x.shape[1], -1)], -1))
         rope = self.rotary_emb(x, position_ids)
         for layer, rows in zip(self.layers, past, strict=True):
-            x = layer(x, rope, mask, rows)
+            x, _ = layer(x, rope, mask, rows)
         out: Tensor = self.norm(x)
         return out
 
@@ -175,6 +164,6 @@ def read_blocks(
     rope = head.rotary_emb(past[0][0], (roots[..., None] + offsets).flatten(1))
     x = embedded.flatten(1, 2)
     for layer, rows in zip(head.layers, past, strict=True):
-        x = layer(x, rope, mask, rows)
+        x, _ = layer(x, rope, mask, rows)
     out: Tensor = head.norm(x).reshape(batch, count, size, config.hidden_size)
     return out

@@ -14,28 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from eagle_export.heads.config import HeadConfig
-from eagle_export.heads.layers import Attention, Rows, mlp, rms_norm, rotary, wanted
-
-
-class Eagle1Layer(nn.Module):
-    """A Llama decoder layer. normed: whether there is a norm before its attention."""
-
-    def __init__(self, config: HeadConfig, normed: bool) -> None:
-        super().__init__()
-        self.self_attn = Attention(config, config.hidden_size)
-        self.mlp = mlp(config)
-        if normed:
-            self.input_layernorm = rms_norm(config)
-        self.post_attention_layernorm = rms_norm(config)
-        self.normed = normed
-
-    def forward(
-        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, past: Rows, rows: Tensor | None
-    ) -> tuple[Tensor, Rows]:
-        normed = self.input_layernorm(x) if self.normed else x
-        attended, new = self.self_attn(normed, rope, mask, past, rows)
-        x = wanted(x, rows) + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), new
+from eagle_export.heads.layers import DecoderLayer, Rows, rms_norm, rotary
 
 
 class Eagle1Head(nn.Module):
@@ -48,7 +27,7 @@ class Eagle1Head(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)
         normed = [self.normed_input] + [True] * (config.num_layers - 1)
-        self.layers = nn.ModuleList(Eagle1Layer(config, each) for each in normed)
+        self.layers = nn.ModuleList(DecoderLayer(config, each) for each in normed)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.rotary_emb = rotary(config)
 

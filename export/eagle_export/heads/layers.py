@@ -59,21 +59,29 @@ class Attention(nn.Module):
         return self.o_proj(out.transpose(1, 2).flatten(2)), new
 
 
-class KeyValues(nn.Module):
-    """The part of an Attention that makes keys and values."""
+class DecoderLayer(nn.Module):
+    """A Llama decoder layer. normed: whether there is a norm before its attention."""
 
-    def __init__(self, config: HeadConfig, width: int) -> None:
+    def __init__(self, config: HeadConfig, normed: bool = True) -> None:
         super().__init__()
-        self.head_dim = config.head_dim
-        kv = config.num_kv_heads * config.head_dim
-        self.k_proj = nn.Linear(width, kv, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(width, kv, bias=config.qkv_bias)
-        self.qk_norm = config.qk_norm
-        if config.qk_norm:
-            self.k_norm = norm_of(config.head_dim, config.rms_norm_eps)
+        self.self_attn = Attention(config, config.hidden_size)
+        self.mlp = mlp(config)
+        if normed:
+            self.input_layernorm = rms_norm(config)
+        self.post_attention_layernorm = rms_norm(config)
+        self.normed = normed
+
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, past: Rows, rows: Tensor | None = None
+    ) -> tuple[Tensor, Rows]:
+        """As of Attention."""
+        normed = self.input_layernorm(x) if self.normed else x
+        attended, new = self.self_attn(normed, rope, mask, past, rows)
+        x = wanted(x, rows) + attended
+        return x + self.mlp(self.post_attention_layernorm(x)), new
 
 
-def new_rows(attention: KeyValues | Attention, x: Tensor, rope: tuple[Tensor, Tensor]) -> Rows:
+def new_rows(attention: Attention, x: Tensor, rope: tuple[Tensor, Tensor]) -> Rows:
     """Returns keys, normalised and rotated, and values of x [1, T, X], each [1, T, Hkv, D]."""
     k, v = (project(x).unflatten(-1, (-1, attention.head_dim)) for project in (attention.k_proj, attention.v_proj))
     k = (attention.k_norm(k) if attention.qk_norm else k).transpose(1, 2)
