@@ -19,7 +19,8 @@ from eagle_export.graphs.weights import Weight, attach, store_transposed
 from eagle_export.heads.block_layouts import fitted
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.kinds import KINDS, Kind, placed
-from eagle_export.heads.layouts import HeadLayout, official
+from eagle_export.heads.layout import HeadLayout
+from eagle_export.heads.layouts import official
 from eagle_export.heads.prediction import prediction_layers, without_prediction_layers
 from eagle_export.heads.reading import read_head_config, stored_map
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint, is_table, open_checkpoint

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from eagle_export.heads.ahead_reader import Ahead
 from eagle_export.heads.block_config import Block
-from eagle_export.heads.layouts import OutputNorm
+from eagle_export.heads.layout import OutputNorm
 from eagle_runtime.bundle.manifest import HeadKind
 
 if TYPE_CHECKING:

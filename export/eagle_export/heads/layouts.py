@@ -17,9 +17,7 @@ from typing import Any
 from eagle_export.base.errors import ExportError
 from eagle_export.heads.ahead_reader import HYDRA, MEDUSA, MEDUSA_IN_TARGET, OTHER_PARTS, VLLM_MEDUSA, AheadNames
 from eagle_export.heads.block_layouts import block_layout, official_block
-from eagle_export.heads.layout import LLAMA_TYPES, TRANSFORMERS_DEFAULTS
-from eagle_export.heads.layout import HeadLayout as HeadLayout
-from eagle_export.heads.layout import OutputNorm as OutputNorm
+from eagle_export.heads.layout import LLAMA_TYPES, TRANSFORMERS_DEFAULTS, HeadLayout
 from eagle_export.heads.prediction import DEEPSEEK, MIMO, QWEN, SPECULATORS
 from eagle_export.reading.checkpoint import Checkpoint
 

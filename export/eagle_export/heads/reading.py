@@ -10,7 +10,7 @@ from eagle_export.base.errors import ExportError
 from eagle_export.heads.ahead_reader import NO_ATTENTION
 from eagle_export.heads.config import HeadConfig, TapNorm
 from eagle_export.heads.kinds import KINDS, Kind
-from eagle_export.heads.layouts import HeadLayout, OutputNorm
+from eagle_export.heads.layout import HeadLayout, OutputNorm
 from eagle_export.reading.checkpoint import LM_HEAD, Checkpoint
 from eagle_export.reading.families.family import rope_settings
 from eagle_export.reading.stored_tensors import StoredTensor

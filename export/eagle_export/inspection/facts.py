@@ -12,7 +12,8 @@ from eagle_export.base.errors import ExportError
 from eagle_export.heads.block_layouts import with_targets_rotation
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.kinds import KINDS
-from eagle_export.heads.layouts import HeadLayout, official
+from eagle_export.heads.layout import HeadLayout
+from eagle_export.heads.layouts import official
 from eagle_export.heads.prediction import prediction_layers, without_prediction_layers
 from eagle_export.heads.reading import head_problems, read_head_config
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
