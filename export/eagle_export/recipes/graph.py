@@ -150,9 +150,14 @@ def multiplied_after(value: ir.Value) -> tuple[ir.Node, float] | None:
     node = only_reader(value, "Mul")
     if node is None:
         return None
-    other = next(each for each in node.inputs if each is not value)
-    tensor = None if other is None else ir.convenience.get_const_tensor(other)
-    return (node, float(tensor.numpy().reshape(-1)[0])) if tensor is not None and tensor.size == 1 else None
+    factor = number_of(next(each for each in node.inputs if each is not value))
+    return None if factor is None else (node, factor)
+
+
+def number_of(value: ir.Value | None) -> float | None:
+    """The only number of a constant; None of anything else."""
+    constant = None if value is None else ir.convenience.get_const_tensor(value)
+    return float(constant.numpy().item()) if constant is not None and constant.size == 1 else None
 
 
 def narrows(linear: Linear) -> bool:

@@ -24,7 +24,7 @@ from eagle_export.recipes.attention import (
     head_major,
     part_of,
 )
-from eagle_export.recipes.graph import Pass, insert, insert_all, made_by, made_of, only_reader, replace
+from eagle_export.recipes.graph import Pass, insert, insert_all, made_by, made_of, number_of, only_reader, replace
 from eagle_export.recipes.int8_cache import Int8Cache
 from eagle_export.recipes.multipliers import Multipliers
 from eagle_export.recipes.native_experts import NativeExperts
@@ -178,11 +178,8 @@ def _flat(rows: ir.Value) -> ir.Value:
 def _without_factor(q: ir.Value) -> tuple[ir.Value, float]:
     """Queries before they are multiplied by a constant, and the constant; else as they are, and 1."""
     node = made_by(q, "Mul")
-    if node is None or node.inputs[1] is None or node.inputs[1].const_value is None:
-        return q, 1.0
-    factor = node.inputs[1].const_value.numpy()
-    value = node.inputs[0]
-    return (value, float(factor.reshape(-1)[0])) if factor.size == 1 and value is not None else (q, 1.0)
+    value, factor = (None, None) if node is None else (node.inputs[0], number_of(node.inputs[1]))
+    return (q, 1.0) if value is None or factor is None else (value, factor)
 
 
 def _rotation(value: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value] | None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from eagle_export.recipes.graph import Pass, insert, made_by, made_of, only_reader, replace
+from eagle_export.recipes.graph import Pass, insert, made_by, made_of, number_of, only_reader, replace
 from eagle_export.recipes.native_products import bias_after, gate_before, grid_of, is_native, stored_weight, sum_after
 from eagle_export.recipes.native_steps import DOMAIN, EXPERTS
 
@@ -143,18 +143,12 @@ def _bounded(down: ir.Node) -> tuple[ir.Value, Gated, ir.Value] | None:
     grown = made_by(made_of(swish.inputs[1], "Sigmoid"), "Mul")
     if up is None or gate is None or grown is None or grown.inputs[0] is not gate.outputs[0]:
         return None
-    one, alpha = _number(more.inputs[1]), _number(grown.inputs[1])
-    bounds = [None if value is None else _number(value) for value in (*gate.inputs[1:], *up.inputs[1:])]
+    one, alpha = number_of(more.inputs[1]), number_of(grown.inputs[1])
+    bounds = [number_of(value) for value in (*gate.inputs[1:], *up.inputs[1:])]
     if one != 1.0 or alpha is None or bounds[-1] is None or bounds != [None, bounds[-1], -bounds[-1], bounds[-1]]:
         return None
     assert gate.inputs[0] is not None and up.inputs[0] is not None
     return gate.inputs[0], Gated(BOUNDED, alpha, bounds[-1]), up.inputs[0]
-
-
-def _number(value: ir.Value | None) -> float | None:
-    """The only number of a constant; None of anything else."""
-    constant = None if value is None else ir.convenience.get_const_tensor(value)
-    return float(constant.numpy().item()) if constant is not None and constant.size == 1 else None
 
 
 def _squeezed(node: ir.Node) -> ir.Node | None:
