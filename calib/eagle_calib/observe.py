@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -216,17 +215,5 @@ class ObservingSession(Session):
             if self._statistics[tensor].rows >= LEAST_ROWS or not is_expert(weights[0])
         ]
 
-    def joined(self, parts: Sequence[Array]) -> Array:
-        joined: Array = self._session.joined(parts)
-        return joined
-
     def close(self) -> None:
         self._session.close()
-
-    def __enter__(self) -> ObservingSession:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
