@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,8 @@ def read_windows(path: Path | None, text: Text, vocab_size: int, window: int, ma
 
 def _prefix(text: Text) -> list[int]:
     """Returns the ids that the tokenizer puts before every text."""
-    empty, letter = text.encode(""), text.encode("a")
-    same = 0
-    while same < min(len(empty), len(letter)) and empty[same] == letter[same]:
-        same += 1
-    return empty[:same]
+    pairs = zip(text.encode(""), text.encode("a"), strict=False)
+    return [one for one, other in takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
 
 def _contents(path: Path | None) -> Iterator[tuple[str, str | list[Any]]]:

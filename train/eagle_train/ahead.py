@@ -11,6 +11,7 @@ Shapes: B texts, T tokens, V vocabulary, H width of the target.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -62,12 +63,10 @@ def new_heads(shape: HeadConfig, target: FrozenTarget) -> HeadsAhead:
 
 def ahead_objective(heads: HeadsAhead, batch: Batch, taught: Taught, tally: Tally) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns the loss, and the cross-entropy of each head."""
-    run, teacher, losses = Matches(batch.loss_mask, tally), _probabilities(batch, taught), []
-    for depth in range(min(len(heads.heads), batch.ids.shape[1] - 2)):
-        counted = batch.counted(depth)
-        logits = heads.forced(depth, taught.features, batch.ids).float()
-        losses.append(masked_mean(soft_cross_entropy(logits, teacher[:, 1 + depth :]), counted))
-        run.add(depth, logits.argmax(-1) == taught.said.best[:, 1 + depth :], counted)
+    run, losses = Matches(batch.loss_mask, tally), []
+    for depth, (logits, teacher, right, counted) in enumerate(_drafted(heads, batch, taught)):
+        losses.append(masked_mean(soft_cross_entropy(logits, teacher), counted))
+        run.add(depth, right, counted)
     total = torch.stack([DECAY**depth * loss for depth, loss in enumerate(losses)]).sum()
     return total, {f"head{depth}": loss.detach() for depth, loss in enumerate(losses)}
 
@@ -75,17 +74,20 @@ def ahead_objective(heads: HeadsAhead, batch: Batch, taught: Taught, tally: Tall
 @torch.no_grad()
 def measure_ahead(heads: HeadsAhead, batch: Batch, taught: Taught, tally: Tally) -> None:
     """Count the drafted tokens of a batch that are the target's."""
-    run, teacher = Matches(batch.loss_mask, tally), _probabilities(batch, taught)
+    run = Matches(batch.loss_mask, tally)
+    for depth, (logits, teacher, right, counted) in enumerate(_drafted(heads, batch, taught)):
+        run.add(depth, right, counted, shared(logits, teacher))
+
+
+def _drafted(heads: HeadsAhead, batch: Batch, taught: Taught) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Yields of each head its logits and the target's probabilities [B, rows, V], whether its likeliest token is the
+    target's, and which rows count. Probabilities of rows that nothing is asked of mean nothing."""
+    rows = torch.arange(batch.ids.numel(), device=batch.ids.device)
+    teacher = taught.said.logits(rows, None).softmax(-1).reshape(*batch.ids.shape, -1)
     for depth in range(min(len(heads.heads), batch.ids.shape[1] - 2)):
         logits = heads.forced(depth, taught.features, batch.ids).float()
         right = logits.argmax(-1) == taught.said.best[:, 1 + depth :]
-        run.add(depth, right, batch.counted(depth), shared(logits, teacher[:, 1 + depth :]))
-
-
-def _probabilities(batch: Batch, taught: Taught) -> Tensor:
-    """Returns the target's probabilities [B, T, V]; those of rows that nothing is asked of mean nothing."""
-    rows = torch.arange(batch.ids.numel(), device=batch.ids.device)
-    return taught.said.logits(rows, None).softmax(-1).reshape(*batch.ids.shape, -1)
+        yield logits, teacher[:, 1 + depth :], right, batch.counted(depth)
 
 
 def stored_ahead(heads: HeadsAhead) -> dict[str, Tensor]:

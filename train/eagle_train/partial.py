@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,13 +87,4 @@ class PartialFile:
 def _drop_torn(path: Path) -> None:
     """Cut off a last line without an end: the process was killed while it wrote it."""
     with path.open("rb+") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - (1 << 16))
-            file.seek(start)
-            at = file.read(end - start).rfind(b"\n")
-            if at >= 0:
-                end = start + at + 1
-                break
-            end = start
-        file.truncate(end)
+        file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))

@@ -40,12 +40,10 @@ class Batch:
 
 
 class Said(Protocol):
-    """The target's distribution of the next token, row by row. Rows are numbered through the texts, b * T + t."""
+    """The target's distribution of the next token, row by row. Rows are numbered through the texts, b * T + t. best
+    [B, T]: the likeliest token, of the rows that are asked for."""
 
-    @property
-    def best(self) -> Tensor:
-        """Returns [B, T]: the likeliest token, of the rows that are asked for."""
-        ...
+    best: Tensor
 
     def logits(self, rows: Tensor, kept: Tensor | None) -> Tensor:
         """Returns the fp32 logits [n, Vd] of rows [n] over the ids `kept` [Vd], or [n, V] if that is None."""
@@ -60,11 +58,7 @@ class WholeLogits:
     """Said by logits [B, T, V] in fp32."""
 
     def __init__(self, logits: Tensor) -> None:
-        self._flat, self._best = logits.flatten(0, 1), logits.argmax(-1)
-
-    @property
-    def best(self) -> Tensor:
-        return self._best
+        self._flat, self.best = logits.flatten(0, 1), logits.argmax(-1)
 
     def logits(self, rows: Tensor, kept: Tensor | None) -> Tensor:
         some = self._flat[rows]
@@ -80,23 +74,14 @@ class StateLogits:
 
     def __init__(self, states: Tensor, lm_head: Tensor, best: Tensor, lse: Tensor) -> None:
         """best [B, T], lse [B, T]: as likeliest returns them."""
-        self._flat, self._lm_head, self._best, self._lse = states.flatten(0, 1), lm_head, best, lse
+        self._flat, self._lm_head, self.best, self.lse = states.flatten(0, 1), lm_head, best, lse
         self._rows: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def best(self) -> Tensor:
-        return self._best
-
-    @property
-    def lse(self) -> Tensor:
-        """Returns the log-sum-exp [B, T] of the rows that are asked for."""
-        return self._lse
 
     def logits(self, rows: Tensor, kept: Tensor | None) -> Tensor:
         return _logits(self._flat[rows], self._lm_head if kept is None else self._rows_of(kept))
 
     def probabilities(self, rows: Tensor, kept: Tensor | None) -> Tensor:
-        return self.logits(rows, kept).sub_(self._lse.flatten()[rows, None]).exp_()
+        return self.logits(rows, kept).sub_(self.lse.flatten()[rows, None]).exp_()
 
     def _rows_of(self, kept: Tensor) -> Tensor:
         """Returns the LM head's rows of the kept ids, gathered once."""
