@@ -27,7 +27,7 @@ import sys
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,25 +128,22 @@ def make_data(work: Path, out: Path) -> None:
         rows = [[*tokenizer.encode(text).ids, eos] for _, text in texts]
         ids = np.array([token for row in rows for token in row], np.uint16)
         ids.tofile(work / f"{name}.bin")
-        with (work / f"{name}.jsonl").open("w", encoding="utf-8") as file:  # for eagle-train
-            file.writelines(json.dumps({"ids": row}) + "\n" for row in rows)
+        write_rows(work / f"{name}.jsonl", ({"ids": row} for row in rows))  # for eagle-train
         counts[name] = {"files": len(texts), "characters": sum(len(text) for _, text in texts), "tokens": len(ids)}
     prompts = openings(tokenizer, train)
     for name, part in (("greedy", prompts[:GREEDY]), ("sampled", prompts[GREEDY : GREEDY + SAMPLED])):
-        with (work / f"{name}-prompts.jsonl").open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps({"prompt": prompt}) + "\n" for prompt in part)
+        write_rows(work / f"{name}-prompts.jsonl", ({"prompt": prompt} for prompt in part))
     ids = np.fromfile(work / "train.bin", np.uint16)
-    with (work / "far.jsonl").open("w", encoding="utf-8") as file:
-        for start in np.linspace(0, len(ids) - FAR_TOKENS, FAR).astype(int):
-            file.write(json.dumps({"ids": ids[start : start + FAR_TOKENS].tolist()}) + "\n")
+    starts = np.linspace(0, len(ids) - FAR_TOKENS, FAR).astype(int)
+    write_rows(work / "far.jsonl", ({"ids": ids[start : start + FAR_TOKENS].tolist()} for start in starts))
     known = [text for _, text in train]  # some functions stand in two files
     unseen = (prompt for prompt in openings(tokenizer, held_out) if not any(prompt in text for text in known))
-    held_out_prompts = list(itertools.islice(unseen, PROMPTS))
-    with (out / "heldout.jsonl").open("w", encoding="utf-8") as file:
-        for number, prompt in enumerate(held_out_prompts):
-            row = {"question_id": number, "category": "python", "turns": [prompt]}
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    log(work / "data.log.jsonl", machine() | counts | {"prompts": len(held_out_prompts)})
+    unseen_prompts = itertools.islice(unseen, PROMPTS)
+    questions = [
+        {"question_id": number, "category": "python", "turns": [prompt]} for number, prompt in enumerate(unseen_prompts)
+    ]
+    write_rows(out / "heldout.jsonl", questions)
+    log(work / "data.log.jsonl", machine() | counts | {"prompts": len(questions)})
 
 
 def sources() -> Iterator[tuple[str, str]]:
@@ -223,8 +220,7 @@ def make_edits(work: Path, out: Path) -> None:
             if len(set(pairs)) > DISTINCT * EDITED_TOKENS:
                 prompt = f"{text}{(answer.text or '').rstrip()}\n\n\n{renamed(text)}"
                 rows.append({"question_id": question.id, "category": "edit", "turns": [prompt]})
-    with (out / "edits.jsonl").open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_rows(out / "edits.jsonl", rows)
 
 
 def renamed(text: str) -> str:
@@ -300,6 +296,11 @@ def in_parallel(runs: Sequence[tuple[str, list[str]]], work: Path) -> None:
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
     path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 if __name__ == "__main__":
