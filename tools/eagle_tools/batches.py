@@ -22,10 +22,9 @@ from pathlib import Path
 from eagle_runtime import EagleModel
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.commands.command import Listed, Parser, run_command
-from eagle_runtime.machine.user_cache import cache_folder
 from eagle_tools.bench.machine import describe, physical_cores
+from eagle_tools.bench.peers import converted_peers
 from eagle_tools.markdown import markdown_table
-from eagle_tools.peers.convert import convert
 from eagle_tools.peers.engine import LLAMA_CPP, Format
 from eagle_tools.peers.gguf_tokens import with_tokens
 from eagle_tools.peers.source import open_source
@@ -177,7 +176,7 @@ def llama_at(
 ) -> dict[str, Answer]:
     """llama.cpp with a target's weights, in this process or as the server that was given. Raises RequestError."""
     formats = [Format(LLAMA_CPP, args.format)]
-    (made,) = convert(open_source(target), formats, args.peer_folder or cache_folder() / "peers", threads, print)
+    (made,) = converted_peers(open_source(target), formats, args.peer_folder, threads, print)
     if args.llama_server is None:
         return {f"llama.cpp {args.format}": llama(made.path, threads, room, width)}
     weights = with_tokens(made.path, target / "tokenizer.json")

@@ -12,7 +12,7 @@ from eagle_runtime.base.errors import RequestError
 from eagle_runtime.machine.user_cache import cache_folder
 from eagle_tools.bench.rows import Asked, Row, Setup, foreign_row
 from eagle_tools.peers.convert import Converted, convert
-from eagle_tools.peers.engine import LLAMA_CPP, MODES, MODULES, Format, check_installed
+from eagle_tools.peers.engine import LLAMA_CPP, MODES, Format, check_installed
 from eagle_tools.peers.source import Source, open_source
 from eagle_tools.peers.worker import Worker
 from eagle_tools.turns import TURN
@@ -78,7 +78,7 @@ def check_peers(folder: Path, formats: Sequence[Format]) -> Source:
     if other:
         raise RequestError(f"{folder} is a GGUF file, which {other[0]} is not made from; name formats of llama.cpp")
     for engine in dict.fromkeys(form.engine for form in formats):
-        check_installed(engine, MODULES[engine])
+        check_installed(engine)
     return source
 
 

@@ -89,27 +89,22 @@ def formats_of(names: Sequence[str] | None, usual: Sequence[Format], command: st
     return installed_formats(usual, lambda line: print(f"{command}: {line}", file=sys.stderr))
 
 
-def installed(modules: Sequence[str]) -> bool:
-    """Returns whether all modules are there."""
-    return _missing(modules) is None
-
-
 def installed_formats(formats: Sequence[Format], say: Callable[[str], None]) -> tuple[Format, ...]:
     """Returns the formats of engines that are installed, and says which engines are not. Where none is, returns all, of
     which check_installed names what is missing."""
-    there = tuple(form for form in formats if installed(MODULES[form.engine]))
+    there = tuple(form for form in formats if missing(form.engine) is None)
     left_out = dict.fromkeys(form.engine for form in formats if form not in there)
     for engine in left_out if there else ():
-        say(f"{engine} is not compared: it needs {_missing(MODULES[engine])!r}; {INSTALL}")
+        say(f"{engine} is not compared: it needs {missing(engine)!r}; {INSTALL}")
     return there or tuple(formats)
 
 
-def check_installed(engine: str, modules: Sequence[str]) -> None:
-    """Raises RequestError unless the modules are installed that convert to an engine's formats and decode."""
-    if (module := _missing(modules)) is not None:
+def check_installed(engine: str) -> None:
+    """Raises RequestError unless an engine's modules are installed."""
+    if (module := missing(engine)) is not None:
         raise RequestError(f"the comparison with {engine} needs {module!r}; {INSTALL}")
 
 
-def _missing(modules: Sequence[str]) -> str | None:
-    """Returns the first module that is not installed."""
-    return next((module for module in modules if find_spec(module) is None), None)
+def missing(engine: str) -> str | None:
+    """Returns the first module that is not installed of those that convert to an engine's formats and decode."""
+    return next((module for module in MODULES[engine] if find_spec(module) is None), None)

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace, command: str) -> bool:
     command: the command line, for the page."""
     from eagle_tools.bench.cli import check_output, progress, write_text
     from eagle_tools.bench.machine import physical_cores
-    from eagle_tools.peers.engine import FORMATS, MODULES, installed
+    from eagle_tools.peers.engine import FORMATS, missing
     from eagle_tools.questions import read_sets
     from eagle_tools.results.pairs import MAKERS, QUESTIONS, drop_older
     from eagle_tools.results.stages import Sizes, finish, kept, stage_names, stages_of
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace, command: str) -> bool:
     threads = physical_cores() if args.threads is None else args.threads
     sizes = Sizes(args.count, args.sweep_count, args.max_new_tokens, threads)
     questions = read_sets(args.prompts or [QUESTIONS], args.count)
-    peers = tuple(form for form in FORMATS if installed(MODULES[form.engine]))
+    peers = tuple(form for form in FORMATS if missing(form.engine) is None)
     finished = {}
     with progress() as reporter:
         drop_older(args.work, reporter.say)
@@ -88,13 +88,7 @@ def _parser() -> Parser:
         metavar="FILE",
         help="question sets, as of eagle-bench (default: tools/smollm2/heldout.jsonl)",
     )
-    parser.add_argument(
-        "--count",
-        type=int,
-        default=8,
-        metavar="N",
-        help="questions of each set (default 8)",
-    )
+    parser.add_argument("--count", type=int, default=8, metavar="N", help="questions of each set (default 8)")
     parser.add_argument(
         "--sweep-count", type=int, default=3, metavar="N", help="questions of a sweep of tree sizes (default 3)"
     )
