@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_export.tensorrt.precision import LEAST_FOR_FP8
-from eagle_runtime.commands.command import Listed, Parser, run_command
+from eagle_runtime.commands.command import Listed, Parser
 from eagle_runtime.machine.nvidia import DeviceInfo, first_gpu
+from eagle_tools.check_command import run_check
 from eagle_tools.engines import find_engines
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,10 +63,8 @@ class Outcome:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, 1 if something differs or fails, 2 without a GPU."""
-    fine = True
 
-    def check(args: argparse.Namespace) -> None:
-        nonlocal fine
+    def check(args: argparse.Namespace) -> bool:
         gpu, out = first_gpu(), args.out.resolve()
         works = [name for name, finding in find_engines().items() if finding.works]
         steps = list(plan(out, gpu, works, args.pairs, args.count))
@@ -75,9 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_report(out, gpu, outcomes, done=len(outcomes) == len(steps))
         fine = all(outcome.status == 0 for outcome in outcomes)
         print(f"gpu_check: {'all well' if fine else 'NOT all well'}; see {out / 'report.md'}")
+        return fine
 
     stopped = "interrupted; report.md has the finished steps"
-    return run_command(_parser(), argv, check, extra="cuda,export,calib,bench", interrupted=stopped) or int(not fine)
+    return run_check(_parser(), argv, check, extra="cuda,export,calib,bench", interrupted=stopped)
 
 
 def plan(out: Path, gpu: DeviceInfo, works: Sequence[str], pairs: Sequence[str], count: int) -> Iterator[Step]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 from eagle_runtime.base.backend_names import BACKENDS, NATIVE
 from eagle_runtime.base.errors import BackendError
 from eagle_runtime.machine.nvidia import first_gpu
+from eagle_tools.own_python import ended, last_line
 
 TIMEOUT = 120  # seconds for importing a library, which takes long from a cold disk
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}  # of ONNX Runtime
@@ -94,21 +94,13 @@ def _imported(library: str, expression: str, extra: str) -> list[Any] | Finding:
     hint = f"pip install 'eagle-edge[{extra}]'"
     env = {"ORT_DISABLE_TELEMETRY": "1", **os.environ}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=TIMEOUT,
-            check=False,
-            env=env,
-        )
+        done = ended(["-c", code], env, TIMEOUT)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding(False, f"{library} could not be tried ({type(error).__name__})")
     if done.returncode == 0:
         answer: list[Any] = json.loads(done.stdout.splitlines()[-1])
         return answer
-    last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    last = last_line(done)
     if last.startswith("ModuleNotFoundError"):
         return Finding(False, f"{library} is not installed: {hint}")
     return Finding(False, f"{library} does not load ({last[:200]}): {hint} again")

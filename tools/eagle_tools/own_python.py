@@ -11,9 +11,22 @@ from eagle_runtime.base.errors import RequestError
 
 def run_python(arguments: Sequence[str], failed: str, env: Mapping[str, str] | None = None) -> str:
     """Returns what Python prints with these arguments. Raises RequestError: `failed`, and the last line on stderr."""
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False, env=env)
+    done = ended(arguments, env)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise RequestError(f"{failed}: {last}")
+        raise RequestError(f"{failed}: {last_line(done)}")
     return done.stdout
+
+
+def ended(
+    arguments: Sequence[str], env: Mapping[str, str] | None = None, timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Returns a run of Python with these arguments. Raises OSError and TimeoutExpired."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, capture_output=True, encoding="utf-8", errors="replace", timeout=timeout, check=False, env=env
+    )
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    """Returns the last line on stderr of a run that failed."""
+    return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]

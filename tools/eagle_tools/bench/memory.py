@@ -16,6 +16,7 @@ from typing import Any
 
 from eagle_runtime.base.errors import BackendError, EagleError
 from eagle_runtime.trt.driver import CudaDriver
+from eagle_tools.own_python import ended, last_line
 
 TOKENS = 16  # decoded tokens: enough for a few trees after the prompt
 TIMEOUT = 1800  # seconds
@@ -50,16 +51,12 @@ class JobError(EagleError):
 
 def peak_of(job: MemoryRun) -> Peak:
     """Run the job in a new process; returns its peak memory. Raises JobError if that fails."""
-    command = [sys.executable, "-m", "eagle_tools.bench.memory", json.dumps(asdict(job))]
     try:
-        done = subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", timeout=TIMEOUT, check=False
-        )
+        done = ended(["-m", "eagle_tools.bench.memory", json.dumps(asdict(job))], timeout=TIMEOUT)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JobError(f"memory of {job.folder} was not measured ({type(error).__name__})") from None
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise JobError(f"memory of {job.folder} was not measured ({last[:200]})")
+        raise JobError(f"memory of {job.folder} was not measured ({last_line(done)[:200]})")
     return Peak(**json.loads(done.stdout.splitlines()[-1]))
 
 
