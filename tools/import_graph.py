@@ -32,38 +32,14 @@ Arrow = tuple[str, str]  # importing, imported
 # package's name. What PyInstaller runs stands last.
 FLOORS = {
     RUNTIME: (
-        "base",
-        "machine",
-        "bundle",
-        "text",
-        "sampling",
-        "core",
-        "ort",
-        "trt",
-        "drafting",
-        "opening",
-        "app",
-        "commands",
-        RUNTIME,
-        "_pyinstaller",
+        "base", "machine", "bundle", "text", "sampling", "core", "ort", "trt", "drafting", "opening", "app", "commands",
+        RUNTIME, "_pyinstaller",
     ),
     "eagle_export": (
-        "base",
-        "recipes",
-        "reading",
-        "reading.gguf",
-        "reading.families",
-        "heads",
-        "graphs",
-        "recording",
-        "checking",
-        "inspection",
-        "tensorrt",
-        "writing",
-        "eagle_export",
-        "commands",
+        "base", "recipes", "reading", "reading.gguf", "reading.families", "heads", "graphs", "recording", "checking",
+        "inspection", "tensorrt", "writing", "eagle_export", "commands",
     ),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

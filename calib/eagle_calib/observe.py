@@ -104,13 +104,7 @@ class InputStatistics:
     """Statistics of one tensor's rows [n, K], in memory of constant size."""
 
     def __init__(
-        self,
-        name: str,
-        channels: int,
-        kept: int = SAMPLE_ROWS,
-        *,
-        half: bool = False,
-        file: SampleFile | None = None,
+        self, name: str, channels: int, kept: int = SAMPLE_ROWS, *, half: bool = False, file: SampleFile | None = None
     ) -> None:
         """name: what errors call the tensor. kept: the most rows in the sample. half: whether the sample is in fp16,
         unless a value is beyond its range. file: where the sample is kept, None for the memory."""

@@ -37,11 +37,7 @@ def bits(bundle: Path, rows: int, tokens: int, backend: str = AUTO, threads: int
         said = [f"{model.backend}, logits {_digest(np.concatenate(list(model.score(prompt))))}"]
         for temperature in TEMPERATURES:
             answer = model.generate(
-                prompt,
-                sampling=SamplingParams(temperature=temperature),
-                seed=1,
-                max_new_tokens=tokens,
-                ignore_eos=True,
+                prompt, sampling=SamplingParams(temperature=temperature), seed=1, max_new_tokens=tokens, ignore_eos=True
             )
             said.append(f"T={temperature:g} {_digest(np.array(answer.token_ids, np.int64))}")
     return ", ".join(said)

@@ -48,10 +48,7 @@ class _Rows:
 
 
 def compare_sessions(
-    reference: Sequence[Session],
-    other: Sequence[Session],
-    vocab_size: int,
-    prompts: Sequence[Sequence[int]],
+    reference: Sequence[Session], other: Sequence[Session], vocab_size: int, prompts: Sequence[Sequence[int]]
 ) -> list[Difference]:
     """Returns the difference of each output between two engines' sessions of one bundle: of the target and, if it has
     one, the head. Both heads read the reference's features, so that a difference does not count twice."""

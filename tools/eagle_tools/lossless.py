@@ -123,13 +123,7 @@ def compare_runs(
 
 
 def groups(
-    model: EagleModel,
-    random: np.random.Generator,
-    runs: int,
-    new_tokens: int,
-    at_once: int,
-    kinds: bool,
-    mixes: int,
+    model: EagleModel, random: np.random.Generator, runs: int, new_tokens: int, at_once: int, kinds: bool, mixes: int
 ) -> Iterator[list[Run]]:
     """Yields runs that decode at the same time, `runs` in all; the rest as in compare_runs. A request, known by its
     seed, is in `mixes` groups, of random sizes and with random neighbours, each time with a method drawn anew."""

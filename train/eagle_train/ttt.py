@@ -38,12 +38,7 @@ def ttt_mask(rows: int, steps: int, device: torch.device) -> Tensor:
 
 
 def unroll(
-    head: Head,
-    config: HeadConfig,
-    features: Tensor,
-    ids: Tensor,
-    steps: int,
-    offset: int = 1,
+    head: Head, config: HeadConfig, features: Tensor, ids: Tensor, steps: int, offset: int = 1
 ) -> Iterator[Tensor]:
     """Yields the head's hidden states [B, R, Hd] of each step.
 

@@ -31,9 +31,8 @@ class PartedTensor(ir.LazyTensor):
         self.part, self.along = part, along
 
     def __repr__(self) -> str:
-        return (
-            f"PartedTensor({self.name!r}, {self.dtype}, {self.shape})"  # the parent's would name this object's method
-        )
+        # The parent's would name this object's method.
+        return f"PartedTensor({self.name!r}, {self.dtype}, {self.shape})"
 
     def _whole(self) -> ir.TensorProtocol:
         shape, along = self.shape.numpy(), self.along

@@ -85,11 +85,7 @@ def certified(
 
 
 def _worst_layers(
-    bundle: Path,
-    manifest: Manifest,
-    layers: Sequence[Layer],
-    continuation: Continuation,
-    report: Callable[[str], None],
+    bundle: Path, manifest: Manifest, layers: Sequence[Layer], continuation: Continuation, report: Callable[[str], None]
 ) -> list[LayerError]:
     """The worst layers over the first rows of a continuation; none if this machine cannot run the graph."""
     count = min(ROWS, len(continuation.tokens))

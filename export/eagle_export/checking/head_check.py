@@ -19,14 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle_export.graphs.eager import (
-    Hidden,
-    TokenRows,
-    eager_head,
-    features_of,
-    read_block_rows,
-    read_rows,
-)
+from eagle_export.graphs.eager import Hidden, TokenRows, eager_head, features_of, read_block_rows, read_rows
 from eagle_export.graphs.head_modules import AnyHead
 from eagle_export.graphs.pair import HeadPart
 from eagle_export.heads.ahead import HeadsAhead

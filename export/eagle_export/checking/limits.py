@@ -48,10 +48,7 @@ WIDER = {
     "fp8": ("int8", "int8-weight", "fp16"),
     "fp16": ("fp32",),
 }
-CALIBRATION_OPTIONAL = (
-    "int4",
-    "int4-int8",
-)  # precisions that need no calibration and are closer to the source with one
+CALIBRATION_OPTIONAL = ("int4", "int4-int8")  # they need no calibration and are closer to the source with one
 
 
 @dataclass(frozen=True, slots=True)

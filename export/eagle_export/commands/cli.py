@@ -287,10 +287,7 @@ def _add_make(parser: argparse.ArgumentParser) -> None:
         help="round weights to the nearest level, without recorded inputs: many times as fast, and less exact",
     )
     parser.add_argument(
-        "--size",
-        type=size,
-        metavar="5GB",
-        help="with -p auto: widen layers until all weights take this size",
+        "--size", type=size, metavar="5GB", help="with -p auto: widen layers until all weights take this size"
     )
     parser.add_argument(
         "--keep",

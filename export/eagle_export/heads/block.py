@@ -98,12 +98,7 @@ class BlockHead(BlockReader):
         self.markov_head = MarkovHead(config) if config.markov_rank else None
 
     def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        mask: Tensor,
-        past: Sequence[Rows],
-        state: Tensor | None = None,
+        self, input_ids: Tensor, position_ids: Tensor, mask: Tensor, past: Sequence[Rows], state: Tensor | None = None
     ) -> Tensor:
         """input_ids [1,B]: the root, then mask tokens; position_ids [1,B]; mask [1,1,B,P + B], additive; past: keys and
         values of verified rows per layer; state [1,1,S]: the target's last state before the root, if the head reads

@@ -29,9 +29,8 @@ from eagle_export.recipes.plan import BY_VALUES, RECIPES, Passes, Recipe, routes
 from eagle_export.recipes.qdq import Int8Weights, StaticProducts
 from eagle_export.recipes.smooth import Smooth
 
-Before = Literal[
-    "norm", "product", "attention", "joined", "lm_head"
-]  # what computes a layer's input, or that it is last
+# What computes a layer's input, or that it is last.
+Before = Literal["norm", "product", "attention", "joined", "lm_head"]
 OPERATORS = {"norm": "RMSNormalization", "product": "Mul", "attention": "Reshape", "joined": "Concat", "lm_head": "Neg"}
 HEAD_EMBEDDING = "embed_tokens.weight"
 MAPS = ("d2t", "t2d")

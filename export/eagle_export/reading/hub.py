@@ -98,12 +98,8 @@ def look_up(name: HubId, *, pickled: bool = False, known: Known | None = None) -
 
 def _cached(api: HfApi, name: HubId, pickled: bool, known: Known | None) -> HubModel:
     with _errors(name):
-        patterns = [
-            "config.json",
-            "model*.safetensors",
-            INDEX,
-            *HEAD_FILES,
-        ]  # what every download of this module has, if there
+        # What every download of this module has, if it is there.
+        patterns = ["config.json", "model*.safetensors", INDEX, *HEAD_FILES]
         folder = Path(
             api.snapshot_download(name.name, revision=name.revision, local_files_only=True, allow_patterns=patterns)
         )

@@ -199,9 +199,7 @@ def _columns(model: ir.Model, node: ir.Node, part: Part) -> _Columns:
         recent=of_rows(op("Where", near, seen, hidden)),
         new=of_rows(tree_bias()),
         ones=op(
-            "ConstantOfShape",
-            op("Concat", columns, ints(COLUMNS), axis=0),
-            value=ir.tensor(np.ones(1, np.float32)),
+            "ConstantOfShape", op("Concat", columns, ints(COLUMNS), axis=0), value=ir.tensor(np.ones(1, np.float32))
         ),
     )
 

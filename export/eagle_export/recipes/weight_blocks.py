@@ -21,17 +21,7 @@ from eagle_export.base.parted import turned
 from eagle_export.recipes.as_stored import as_stored, grid_of_source, in_bytes
 from eagle_export.recipes.blocks import Blocks, Grid, by_parts, fitted, nearest, rounded
 from eagle_export.recipes.compensation import compensated
-from eagle_export.recipes.graph import (
-    MICROSOFT,
-    Array,
-    LayerPass,
-    Linear,
-    Steps,
-    insert,
-    lazy_weight,
-    pieces,
-    replace,
-)
+from eagle_export.recipes.graph import MICROSOFT, Array, LayerPass, Linear, Steps, insert, lazy_weight, pieces, replace
 from eagle_export.recipes.input_products import Products, products_of
 from eagle_export.recipes.smooth import check_observed, factors_of, few_rows, inputs_of
 from eagle_export.recipes.tiles import product

@@ -27,14 +27,7 @@ from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
 from eagle_export.recording.continuations import run_errors
 from eagle_export.recording.layered import LayeredModel, batches
-from eagle_export.recording.self_calibration import (
-    MAX_TOKENS,
-    WINDOW,
-    HeadInputs,
-    LayerInputs,
-    Listed,
-    Recorded,
-)
+from eagle_export.recording.self_calibration import MAX_TOKENS, WINDOW, HeadInputs, LayerInputs, Listed, Recorded
 from eagle_export.recording.source_text import text_starts
 from eagle_runtime.base.files import replacing
 from eagle_runtime.text.tokenizer import Text

@@ -22,14 +22,7 @@ from eagle_calib.calibration import LEAST_ROWS, Observed, is_expert
 from eagle_calib.observe import InputStatistics, SampleFile
 from eagle_calib.texts import read_windows
 from eagle_export.base.parted import Array
-from eagle_export.graphs.eager import (
-    Hidden,
-    eager_head,
-    eager_weights,
-    features_of,
-    read_block_rows,
-    read_rows,
-)
+from eagle_export.graphs.eager import Hidden, eager_head, eager_weights, features_of, read_block_rows, read_rows
 from eagle_export.graphs.head_modules import AnyHead
 from eagle_export.graphs.pair import HeadPart
 from eagle_export.heads.ahead import HeadsAhead

@@ -34,14 +34,7 @@ from eagle_runtime.trt.engine_file import (
     Profile,
     host_platform,
 )
-from eagle_runtime.trt.fixed_shapes import (
-    HEAD_ROWS,
-    PAST_STEP,
-    TARGET_ROWS,
-    TREE_ROWS,
-    next_step,
-    round_up,
-)
+from eagle_runtime.trt.fixed_shapes import HEAD_ROWS, PAST_STEP, TARGET_ROWS, TREE_ROWS, next_step, round_up
 from eagle_runtime.trt.library import LIBRARIES, load_library
 
 SUFFIXES = (".engine", ".table")  # of the files of engines

@@ -244,10 +244,7 @@ def block_graph(source: Path, block: BlockSpec) -> ir.Model:
     before = write.op("Concat", inputs["past_mask"], write.constant("last_row_mask", zero), axis=-1)
     own = additive_mask(seen_rows(block), dtype.numpy())[None, None]
     mask = write.op(
-        "Concat",
-        write.op("Expand", before, write.ints(1, 1, size, 1)),
-        write.constant("block_mask", own),
-        axis=-1,
+        "Concat", write.op("Expand", before, write.ints(1, 1, size, 1)), write.constant("block_mask", own), axis=-1
     )
     rows = drafting_rows(block)
     fixed = {"tree_mask": mask, "logit_rows": write.constant("drafting_rows", rows)}

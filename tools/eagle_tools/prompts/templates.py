@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from eagle_tools.prompts.passages import Function
 
@@ -38,104 +38,30 @@ ON_CODE = [
     "Write a Python function `{name}` for this description: {summary}",
 ]
 SWAPS = [
-    ("==", "!="),
-    (" < ", " > "),
-    (" + ", " - "),
-    ("and ", "or "),
-    ("True", "False"),
-    ("[0]", "[1]"),
+    ("==", "!="), (" < ", " > "), (" + ", " - "), ("and ", "or "), ("True", "False"), ("[0]", "[1]"),
     (" in ", " not in "),
-]
+]  # fmt: skip
 LANGUAGES = ("French", "Spanish", "German", "Italian", "Portuguese")
 NAMES = (
-    "Anna",
-    "Ben",
-    "Carla",
-    "David",
-    "Emma",
-    "Farid",
-    "Grace",
-    "Hugo",
-    "Ines",
-    "Jonas",
-    "Kofi",
-    "Lena",
-    "Mei",
-    "Noah",
-)
+    "Anna", "Ben", "Carla", "David", "Emma", "Farid", "Grace", "Hugo", "Ines", "Jonas", "Kofi", "Lena", "Mei", "Noah",
+)  # fmt: skip
 THINGS = (
-    "apples",
-    "pencils",
-    "stamps",
-    "books",
-    "eggs",
-    "tickets",
-    "marbles",
-    "bottles",
-    "chairs",
-    "cookies",
-    "plants",
-)
+    "apples", "pencils", "stamps", "books", "eggs", "tickets", "marbles", "bottles", "chairs", "cookies", "plants",
+)  # fmt: skip
 PLACES = ("a lighthouse", "a desert town", "a space station", "an old library", "a night train", "a fishing village")
 HEROES = ("a shy robot", "a retired pilot", "a curious fox", "two sisters", "a clockmaker", "a young violinist")
 EVENTS = ("finds a letter", "loses the only map", "hears a strange song", "meets an old friend", "must fix a machine")
 GENRES = ("short story", "poem", "dialogue", "fairy tale", "diary entry", "opening scene")
 TOPICS = (
-    "photosynthesis",
-    "volcanoes",
-    "inflation",
-    "black holes",
-    "vaccines",
-    "the water cycle",
-    "solar panels",
-    "earthquakes",
-    "tides",
-    "gravity",
-    "DNA",
-    "recursion",
-    "binary search",
-    "hash tables",
-    "garbage collection",
-    "HTTP",
-    "relational databases",
-    "version control",
-    "encryption",
-    "chess",
-    "jazz",
-    "impressionism",
-    "sonnets",
-    "the Silk Road",
-    "the Roman Empire",
-    "the French Revolution",
-    "the printing press",
-    "sleep",
-    "meditation",
-    "budgeting",
-    "job interviews",
-    "public speaking",
-    "composting",
-    "bread baking",
-    "bicycle repair",
-    "knitting",
-    "electric cars",
-    "rainforests",
-    "coral reefs",
-    "migration of birds",
-    "bees",
-    "whales",
-    "glaciers",
-    "renewable energy",
-    "recycling",
-    "democracy",
-    "copyright",
-    "supply and demand",
-    "insurance",
-    "statistics",
-    "probability",
-    "prime numbers",
-    "fractions",
-    "geometry",
-)
+    "photosynthesis", "volcanoes", "inflation", "black holes", "vaccines", "the water cycle", "solar panels",
+    "earthquakes", "tides", "gravity", "DNA", "recursion", "binary search", "hash tables", "garbage collection", "HTTP",
+    "relational databases", "version control", "encryption", "chess", "jazz", "impressionism", "sonnets",
+    "the Silk Road", "the Roman Empire", "the French Revolution", "the printing press", "sleep", "meditation",
+    "budgeting", "job interviews", "public speaking", "composting", "bread baking", "bicycle repair", "knitting",
+    "electric cars", "rainforests", "coral reefs", "migration of birds", "bees", "whales", "glaciers",
+    "renewable energy", "recycling", "democracy", "copyright", "supply and demand", "insurance", "statistics",
+    "probability", "prime numbers", "fractions", "geometry",
+)  # fmt: skip
 ON_TOPIC = [
     ("facts", "Explain {topic} in simple words."),
     ("facts", "Why does {topic} matter? Give three reasons."),
@@ -179,15 +105,7 @@ def on_code(choices: random.Random, functions: Sequence[Function]) -> Iterator[P
 
 def made_up(choices: random.Random) -> Iterator[Prompt]:
     """Yields problems, tables, records, stories and questions on topics without an end."""
-    makers: list[Callable[[random.Random], tuple[str, str]]] = [
-        _problem,
-        _problem,
-        _table,
-        _record,
-        _story,
-        _topic,
-        _topic,
-    ]
+    makers = (_problem, _problem, _table, _record, _story, _topic, _topic)
     while True:
         kind, text = choices.choice(makers)(choices)
         yield kind, text, ""

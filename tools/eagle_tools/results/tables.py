@@ -9,15 +9,7 @@ from eagle_tools.bench.estimate import median_of, paired_ratio
 from eagle_tools.bench.identity import FOREIGN
 from eagle_tools.bench.methods import SHAPE
 from eagle_tools.bench.rows import Row, by_setup, speeds
-from eagle_tools.bench.summary import (
-    Summary,
-    by_category,
-    estimate_text,
-    fastest_line,
-    percent,
-    ratio_text,
-    summarise,
-)
+from eagle_tools.bench.summary import Summary, by_category, estimate_text, fastest_line, percent, ratio_text, summarise
 from eagle_tools.markdown import markdown_table
 from eagle_tools.results.pairs import MEASURED, PRECISIONS, Pair
 from eagle_tools.results.recipe_sums import recipes_line
