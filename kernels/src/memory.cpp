@@ -3,7 +3,9 @@
 #include <stdlib.h>
 
 #if defined(__linux__)
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace eagle {
@@ -59,6 +61,29 @@ void release(void* p) {
 // A chunk that the last pass had: memory that is taken from the system anew has to be cleared by it.
 void* kept = nullptr;
 }  // namespace
+
+void let_go(const void* data, size_t bytes) {
+#if defined(__linux__)
+  // Of each page, in /proc/self/pagemap: whether it is present, swapped out, and a file's (Linux' admin-guide/mm/pagemap).
+  constexpr uint64_t PRESENT = uint64_t(1) << 63, SWAPPED = uint64_t(1) << 62, FILE = uint64_t(1) << 61;
+  constexpr size_t MOST = 512;
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), begin = reinterpret_cast<uintptr_t>(data);
+  const size_t last = (begin + bytes) / page;
+  const int pages = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  if (pages < 0) return;
+  for (size_t first = (begin + page - 1) / page; first < last; first += MOST) {
+    uint64_t states[MOST];
+    const size_t count = last - first < MOST ? last - first : MOST;
+    if (pread(pages, states, count * 8, static_cast<off_t>(first * 8)) != static_cast<ssize_t>(count * 8)) break;
+    bool own = false;
+    for (size_t i = 0; i < count; i++) own |= (states[i] & SWAPPED) || (states[i] & (PRESENT | FILE)) == PRESENT;
+    if (!own) madvise(reinterpret_cast<void*>(first * page), count * page, MADV_DONTNEED);
+  }
+  close(pages);
+#else
+  static_cast<void>(data), static_cast<void>(bytes);
+#endif
+}
 
 Memory::Memory(Use use) : use_(use) {
   if (use != Use::PASS || APART) return;

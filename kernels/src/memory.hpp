@@ -16,6 +16,11 @@ constexpr size_t rounded(size_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNM
 // prefetches beyond 4 kB.
 enum class Use { PASS, NODE, WEIGHTS };
 
+// Takes the pages of a mapped file that lie within these bytes from the memory of the process, on Linux: what was packed is
+// not read there again, and would take as much memory as the packed copy. One that is read again comes from the file. Pages
+// that hold anything but the file's content stay.
+void let_go(const void* data, size_t bytes);
+
 // Many pieces of memory that are released together.
 class Memory {
  public:

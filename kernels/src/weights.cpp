@@ -29,7 +29,7 @@ void read_block(const ort::Tensor& levels, const Weight& w, int64_t n, int64_t b
 void pack(const Kernels& kernels, const ort::Tensor& levels, const ort::Tensor& steps, const ort::Tensor& zeros,
           int64_t first, Weight* weight) {
   Weight& w = *weight;
-  const uint8_t flip = kernels.signed_levels ? 128 : 0;
+  const uint32_t flip = kernels.signed_levels ? 0x80808080 : 0;
   uint8_t columns[PANEL][256], *out = w.levels;
   for (int64_t panel = 0; panel < w.panels; panel++)
     for (int64_t b = 0; b < w.blocks; b++) {
@@ -45,9 +45,13 @@ void pack(const Kernels& kernels, const ort::Tensor& levels, const ort::Tensor& 
         else memset(columns[c], 0, sizeof columns[c]);
       }
       for (int64_t k = 0; k < w.block; k += 4)
-        for (int64_t c = 0; c < (w.bits == 4 ? PANEL / 2 : PANEL); c++)
-          for (int64_t i = k; i < k + 4; i++)
-            *out++ = w.bits == 8 ? columns[c][i] ^ flip : static_cast<uint8_t>(columns[c][i] | columns[c + 8][i] << 4);
+        for (int64_t c = 0; c < (w.bits == 4 ? PANEL / 2 : PANEL); c++, out += 4) {
+          uint32_t four, upper;
+          memcpy(&four, columns[c] + k, 4);
+          memcpy(&upper, columns[(c + 8) % PANEL] + k, 4);
+          four = w.bits == 8 ? four ^ flip : four | upper << 4;
+          memcpy(out, &four, 4);
+        }
     }
 }
 }  // namespace
@@ -70,6 +74,8 @@ ort::Status read_weight(const Stored& stored, int64_t bits, int64_t block, int64
   w->meta = memory->get(static_cast<size_t>(w->panels * w->blocks * META) + 64);
   if (w->levels == nullptr || w->meta == nullptr) return ort::error(NO_MEMORY);
   pack(kernels, levels, steps, zeros, first, w);
+  const int64_t row = w->blocks * levels.dims[2];
+  let_go(static_cast<const uint8_t*>(levels.data) + first * row, static_cast<size_t>(columns * row));
   return nullptr;
 }
 

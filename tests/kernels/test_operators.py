@@ -4,17 +4,21 @@ other rows, and inputs that do not fit are refused."""
 from __future__ import annotations
 
 import dataclasses
+import re
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import eagle_runtime
 from conftest import needs_operators
 from eagle_export.recipes.blocks import Blocks, Grid
 from eagle_runtime.base.errors import BackendError
+from eagle_runtime.ort.library import open_graph
 from eagle_runtime.ort.operators import native_operators
 from operator_graphs import (
     HIDDEN,
@@ -23,6 +27,7 @@ from operator_graphs import (
     Heads,
     bits,
     instructions,
+    library,
     norm,
     product,
     product_in_words,
@@ -426,6 +431,21 @@ def test_products_refuse_weights_that_do_not_fit(other: dict[str, Any], said: st
             session.run(None, {name: np.zeros(shape, np.float32) for name, shape in feeds.items()})
     with pytest.raises(Exception, match="K as its last dimension"):
         product([blocks]).run(None, {"x": np.zeros((1, 2, 255), np.float32)})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are let go on Linux alone")
+def test_mapped_weights_leave_memory_once_they_are_packed(tmp_path: Path) -> None:
+    blocks = random_blocks(np.random.default_rng(0), (2048, 2048), Grid(8, 64, True))
+    in_memory = product([blocks])
+    path = tmp_path / "one.onnx"
+    onnx.save_model(onnx.load_from_string(in_memory.model), path, save_as_external_data=True, location="weights")
+    mapped = open_graph(path, threads=1, operators=library())
+    smaps = Path("/proc/self/smaps").read_text(encoding="utf-8").split(f"{tmp_path / 'weights'}\n")
+    resident = [int(kilobytes) for said in smaps[1:] for kilobytes in re.findall(r"^Rss: +(\d+) kB", said, re.M)[:1]]
+    assert resident and sum(resident) < blocks.level.size / 1024 / 8
+    x = np.random.default_rng(1).normal(0, 1, (1, 3, 2048)).astype(np.float32)
+    np.testing.assert_array_equal(mapped.run(None, {"x": x})[0], in_memory.run(None, {"x": x})[0])
+    assert_close_and_exact(in_memory.run(None, {"x": x})[0][0], product_in_words(x[0], blocks))
 
 
 def test_no_rows_give_no_rows() -> None:

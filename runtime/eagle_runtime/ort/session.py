@@ -19,7 +19,6 @@ from eagle_runtime.core.cache import HeadMajorCache, KVCache, NewRows, aligned_e
 from eagle_runtime.core.row_padding import RowPadding, pad_rows
 from eagle_runtime.core.session import Array, Session
 from eagle_runtime.machine.huge_pages import huge_pages
-from eagle_runtime.machine.mapped_files import let_go
 from eagle_runtime.ort.library import CPU, VERSION, byte_products_saturate, open_graph, run_graph
 from eagle_runtime.ort.operators import Operators
 from eagle_runtime.ort.texts import MOST_TEXTS
@@ -173,7 +172,6 @@ class OrtSession(BoundSession):
         self.native = operators is not None
         if operators is not None:
             self.version = f"{VERSION}, operators {OPERATORS} with {operators.instructions}"
-            let_go(path.parent)
         self.padding = RowPadding()
         self._past_specs = [spec.inputs[name] for name in self._past_names]
         self._pieces = pieces_of(spec)
