@@ -136,6 +136,23 @@ def test_drafts_change_no_token(bundle: Path, backend: str, temperature: float) 
         assert drafted.usage.target_passes <= 60
 
 
+def test_native_graphs_reshape_no_weight(bundle: Path) -> None:
+    """ONNX Runtime would keep a copy; the same bytes of the file are listed under both shapes."""
+    native, portable = (ir.load(bundle / "target" / name).graph for name in ("native.onnx", "model.onnx"))
+    reshaped = {
+        value.name for node in native if node.op_type == "Reshape" for value in node.inputs if value is not None
+    }
+    assert not reshaped & {name for name, value in native.initializers.items() if len(value.shape or ()) > 1}
+    (reshape,) = portable.initializers["shape_lines"].consumers()
+    assert reshape.inputs[0] is not None
+    table = reshape.inputs[0].const_value
+    lines = native.initializers[f"{reshape.inputs[0].name}.lines"].const_value
+    assert isinstance(table, ir.ExternalTensor) and isinstance(lines, ir.ExternalTensor)
+    assert Path(table.path) == Path(lines.path)
+    assert (table.offset, table.length) == (lines.offset, lines.length)
+    assert lines.numpy().tobytes() == table.numpy().tobytes()
+
+
 @needs_operators
 def test_both_graphs_compute_the_same(bundle: Path) -> None:
     logits = {}

@@ -3,6 +3,7 @@ written."""
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -104,7 +105,31 @@ def save_over(model: ir.Model, written: ir.Model, path: Path, other: str) -> Non
         for value in values:
             if (mine := model.graph.initializers.get(str(value.name))) is not None:
                 mine.const_value = value.const_value
+        store_lines(model)
         ir.save(model, path)
+
+
+def store_lines(model: ir.Model) -> None:
+    """Removes reshapes of weights in a file to [first dimension, the rest]: the same bytes are a second initializer, of
+    that shape. ONNX Runtime would compute it when it opens the graph, and keep the copy."""
+    for node in list(model.graph):
+        weight, shape = (node.inputs[0], node.inputs[1]) if node.op_type == "Reshape" else (None, None)
+        if weight is None or shape is None or shape.const_value is None:
+            continue
+        stored = weight.const_value
+        if not isinstance(stored, ir.ExternalTensor) or shape.const_value.numpy().tolist() != [0, -1]:
+            continue
+        first, *rest = stored.shape.numpy()
+        name, two = f"{weight.name}.lines", ir.Shape([first, math.prod(rest)])
+        tensor = ir.ExternalTensor(
+            stored.location, stored.offset, stored.length, stored.dtype, shape=two, name=name, base_dir=stored.base_dir
+        )
+        lines = ir.Value(name=name, shape=two, type=weight.type, const_value=tensor)
+        model.graph.register_initializer(lines)
+        ir.convenience.replace_all_uses_with(node.outputs[0], lines)
+        model.graph.remove(node, safe=True)
+        if not weight.uses():
+            model.graph.initializers.pop(str(weight.name))
 
 
 def num_bytes(model: ir.Model) -> int:
