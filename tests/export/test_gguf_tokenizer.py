@@ -65,7 +65,8 @@ def bpe_metadata(tokenizer: Tokenizer, pre: str, rows: int) -> dict[str, Any]:
     }
 
 
-# Of the published tokenizer.json of HunyuanOCR, whose words Hunyuan's dense models have, and of zeta-2.1, a Seed-Coder.
+# Of the published tokenizer.json of HunyuanOCR, whose words Hunyuan's dense models have, and of zeta-2.1, a Seed-Coder;
+# DeepSeek-Coder's is compared with the ids that llama.cpp keeps of it (models/ggml-vocab-deepseek-coder.gguf.out).
 PUBLISHED = {
     "hunyuan-dense": (
         r"\p{N}{1,3}",
@@ -77,6 +78,7 @@ PUBLISHED = {
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
+    "deepseek-coder": ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}"),
 }
 SAME = {"stablelm2": "qwen2", "glm4": "llama3", "chatglm-bpe": "llama3"}  # as the table of transformers names them
 GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)

@@ -73,6 +73,9 @@ CUTS = {
     "tekken": Cut((rf"{_WORD % ('', '')}|\p{{N}}|{_REST}",), whole=True, bos=True),
     "gpt-4o": Cut((rf"{_WORD % (f'{_ENDING}?', f'{_ENDING}?')}|\p{{N}}{{1,3}}|{_REST}",)),
     "smollm starcoder refact": Cut(digits=True),
+    "deepseek-coder": Cut(
+        (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}")
+    ),
     "gpt-2": Cut(),
     "olmo": Cut(nfc=True),
 }
