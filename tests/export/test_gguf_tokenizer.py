@@ -170,6 +170,32 @@ def test_sentencepiece(prefix: bool, bos: bool) -> None:
     assert_same(metadata, original)
 
 
+@pytest.mark.parametrize("scores", [[-1000.0], []])
+def test_pieces_without_scores_are_merged_in_their_order(scores: list[float]) -> None:
+    """As llama.cpp's converter lists a Llama-2 of which it has tokenizer.json alone."""
+    _, metadata = sentencepiece(True)
+    tokens = metadata["tokenizer.ggml.tokens"]
+    runs = {number for number, token in enumerate(tokens) if set(token) == {"▁"}}
+    ranked = [(-1e9 if number in runs else score) for number, score in enumerate(metadata["tokenizer.ggml.scores"])]
+    assert len(runs) > 1
+    expected = texts_of(file_of({**metadata, "tokenizer.ggml.scores": ranked}))
+    file = file_of({**metadata, "tokenizer.ggml.scores": scores * len(tokens)})
+    merges = [json.loads(texts["tokenizer.json"])["model"]["merges"] for texts in (texts_of(file), expected)]
+    spaces = [[merge for merge in each if not set("".join(merge)) <= {"▁"}] for each in merges]
+    assert spaces[0] == spaces[1] and len(merges[0]) == len(merges[1])
+    assert {"".join(merge) for merge in merges[0][len(spaces[0]) :]} == {tokens[number] for number in runs} - {"▁"}
+    (note,) = notes_of(file)
+    assert note.startswith("some.gguf: all pieces of its tokenizer have the same score")
+    assert notes_of(file_of(metadata)) == ()
+
+
+def test_gemma_puts_no_space_in_front_where_a_file_does_not_say() -> None:
+    """As of Ollama's converter."""
+    original, metadata = sentencepiece(False)
+    del metadata["tokenizer.ggml.add_space_prefix"]
+    assert_same(metadata, original, "gemma3")
+
+
 def test_gemma_has_tokens_of_several_spaces() -> None:
     original, metadata = sentencepiece(False)
     runs = [number for number, token in enumerate(metadata["tokenizer.ggml.tokens"]) if set(token) == {"▁"}]

@@ -169,13 +169,20 @@ def mistyped(file: GgufFile) -> dict[int, str]:
 
 
 def notes_of(file: GgufFile) -> tuple[str, ...]:
-    """Returns what was decided where a file's tokenizer contradicts its chat template, a sentence each."""
-    if not (marks := list(mistyped(file).values())):
-        return ()
-    return (
-        f"{file.path}: the chat template writes {', '.join(map(short_repr, marks[:8]))}, which the file does not list "
-        "as control tokens; they are read as such",
-    )
+    """Returns what was decided where a file's tokenizer contradicts its chat template or leaves something open, a
+    sentence each."""
+    notes = []
+    if marks := list(mistyped(file).values()):
+        notes.append(
+            f"{file.path}: the chat template writes {', '.join(map(short_repr, marks[:8]))}, which the file does not "
+            "list as control tokens; they are read as such"
+        )
+    if _unscored(file):
+        notes.append(
+            f"{file.path}: all pieces of its tokenizer have the same score, so they are merged in the order of their "
+            "ids, as in Llama-2's; if this model's tokenizer is another, " + ORIGINAL
+        )
+    return tuple(notes)
 
 
 def special_ids(file: GgufFile) -> dict[str, Any]:
@@ -225,15 +232,18 @@ def _byte_level(file: GgufFile, tokens: Sequence[str]) -> dict[str, Any]:
 
 
 def _sentencepiece(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, Any]:
-    """A space is a letter of its own, and one is put before the text unless the file says otherwise."""
-    scores = file.metadata.get("tokenizer.ggml.scores") or []
+    """A space is a letter of its own, and one is put before the text unless the file says otherwise, or is a Gemma."""
+    scores = file.metadata.get("tokenizer.ggml.scores") or [0.0] * len(tokens)
     if len(scores) != len(tokens):
         raise ExportError(
             f"{file.path}: tokenizer.ggml.scores has {len(scores)} numbers for {len(tokens)} tokens; {ADVICE}"
         )
-    prefix = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True))
-    if file.architecture.startswith("gemma"):  # merges are in the order of their tokens, not of their scores
+    gemma = file.architecture.startswith("gemma")
+    prefix = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", not gemma))
+    if gemma:  # merges are in the order of their tokens, not of their scores
         tokens, scores = _with_spaces(tokens), [-float(number) for number in range(len(tokens))]
+    elif _unscored(file):  # in that order, but for runs of spaces, which Llama-2's vocabulary merges last
+        scores = [-float(number) - len(tokens) * (set(token) == {SPACE}) for number, token in enumerate(tokens)]
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     start = [{"type": "Prepend", "prepend": SPACE}] if prefix else []
     ends = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
@@ -253,6 +263,16 @@ def _sentencepiece(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) 
         "bos": True,
         "eos": False,
     }
+
+
+def _unscored(file: GgufFile) -> bool:
+    """Whether a tokenizer of sentencepiece's kind has no scores that order its pieces: llama.cpp's converter gives all
+    the same where there is no tokenizer.model, and llama.cpp then merges from left to right."""
+    if file.metadata.get("tokenizer.ggml.model") != "llama" or file.architecture.startswith("gemma"):
+        return False
+    scores = file.metadata.get("tokenizer.ggml.scores") or []
+    kinds = file.metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(scores)
+    return len({score for score, kind in zip(scores, kinds, strict=False) if kind == NORMAL}) < 2
 
 
 def implied_merges(tokens: Sequence[str], scores: Sequence[float]) -> list[list[str]]:
