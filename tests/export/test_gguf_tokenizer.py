@@ -205,6 +205,24 @@ def test_gemma_has_tokens_of_several_spaces() -> None:
     assert_same(metadata, original, "gemma2")
 
 
+def test_gemma_merges_runs_of_spaces_from_the_long_ones_on() -> None:
+    """In its tokenizer.json they have one score, above all others; 33 spaces are a token of 31 and one of 2 there."""
+    from transformers.tokenization_utils_base import generate_merges
+
+    tokens = ["<unk>", *("▁" * count for count in range(2, 32)), "▁", "a", "b"]
+    vocab = {token: number for number, token in enumerate(tokens)}
+    scores = {token: 0.0 if "▁▁" in token else -1.0 - number for token, number in vocab.items()}
+    original = Tokenizer(models.BPE(vocab, generate_merges(vocab, scores), unk_token="<unk>"))
+    original.normalizer = normalizers.Replace(" ", "▁")
+    metadata = {"model": "llama", "tokens": tokens, "scores": list(scores.values()), "add_bos_token": False}
+    metadata |= {"token_type": [UNKNOWN, *([NORMAL] * (len(tokens) - 1))]}
+    file = file_of({f"tokenizer.ggml.{name}": value for name, value in metadata.items()}, "gemma3")
+    made = Tokenizer.from_str(texts_of(file)["tokenizer.json"].decode())
+    for count in range(80):
+        text = "a" + " " * count + "b"
+        assert made.encode(text).tokens == original.encode(text).tokens, count
+
+
 def test_template_and_ids_of_special_tokens() -> None:
     original = Tokenizer.from_file(str(DEMO))
     original.add_special_tokens(["<|end|>", "<|eot_id|>"])

@@ -240,8 +240,9 @@ def _sentencepiece(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) 
         )
     gemma = file.architecture.startswith("gemma")
     prefix = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", not gemma))
-    if gemma:  # merges are in the order of their tokens, not of their scores
-        tokens, scores = _with_spaces(tokens), [-float(number) for number in range(len(tokens))]
+    if gemma:  # merges are in the order of their tokens, not of their scores, but runs of spaces come first, long ones
+        tokens = _with_spaces(tokens)
+        scores = [1.0 if set(token) <= set(f"{SPACE}\n\t") else -float(number) for number, token in enumerate(tokens)]
     elif _unscored(file):  # in that order, but for runs of spaces, which Llama-2's vocabulary merges last
         scores = [-float(number) - len(tokens) * (set(token) == {SPACE}) for number, token in enumerate(tokens)]
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
