@@ -370,7 +370,17 @@ def key(name: str, value: Any) -> Callable[[Any], None]:
         elif isinstance(value, list):
             writer.add_array(name, value)
         else:
-            {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)](name, value)
+            kinds = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool}
+            kinds[type(value)](name, value)
+
+    return change
+
+
+def renamed(names: dict[str, str]) -> Callable[[Any], None]:
+    """A change of metadata: name -> the name that it gets."""
+
+    def change(writer: Any) -> None:
+        writer.kv_data[0] = {names.get(name, name): value for name, value in writer.kv_data[0].items()}
 
     return change
 
@@ -402,6 +412,24 @@ def test_what_cannot_be_expressed_is_refused(files: Callable[..., Path], tmp_pat
     with pytest.raises(ExportError, match=re.escape(message)) as raised:
         open_gguf(path)
     assert "\n" not in str(raised.value)
+
+
+def test_gemma3_may_have_ollamas_names_of_its_rotations(files: Callable[..., Path], tmp_path: Path) -> None:
+    """Ollama's files of the 1B model have them."""
+    names = {
+        "gemma3.rope.freq_base": "gemma3.rope.global.freq_base",
+        "gemma3.rope.freq_base_swa": "gemma3.rope.local.freq_base",
+    }
+    path = changed(files("Gemma-3"), tmp_path / "ollama.gguf", renamed(names))
+    rope = open_gguf(path).config["rope_parameters"]
+    assert rope == open_gguf(files("Gemma-3")).config["rope_parameters"]
+    assert rope["full_attention"]["rope_theta"] == LINEAR["rope_theta"]
+
+
+def test_olmo3_has_a_base_of_its_own_in_windows_if_a_file_says_so(files: Callable[..., Path], tmp_path: Path) -> None:
+    path = changed(files("OLMo-3"), tmp_path / "bases.gguf", key("olmo2.rope.freq_base_swa", 123.0))
+    rope = open_gguf(path).config["rope_parameters"]
+    assert (rope["sliding_attention"]["rope_theta"], rope["full_attention"]["rope_theta"]) == (123.0, 5e5)
 
 
 def test_equal_numbers_of_all_layers_are_one() -> None:

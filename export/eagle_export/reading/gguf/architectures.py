@@ -125,8 +125,9 @@ def _gemma2(file: GgufFile, config: Config) -> Config:
 
 def _gemma3(file: GgufFile, config: Config) -> Config:
     window, cap = file.optional("attention.sliding_window"), file.optional("final_logit_softcapping")
-    full = config["rope_parameters"]
-    near = {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", 10000.0)}
+    far, local = (file.number(f"rope.{kind}.freq_base", 10000.0) for kind in ("global", "local"))  # Ollama's names
+    full = {**config["rope_parameters"], "rope_theta": file.number("rope.freq_base", far)}
+    near = {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", local)}
     return {
         "sliding_window": window or config["max_position_embeddings"],
         "layer_types": _layer_types(file, config, 6 if window else 1),
@@ -187,7 +188,7 @@ def _olmoe(file: GgufFile, config: Config) -> Config:
 
 def _olmo3(file: GgufFile, config: Config) -> Config:
     full = config["rope_parameters"]
-    near = {"rope_type": "default", "rope_theta": full["rope_theta"]}
+    near = {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", full["rope_theta"])}
     return {
         **_biases(file, config),
         "sliding_window": file.integer("attention.sliding_window"),
