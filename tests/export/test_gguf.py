@@ -401,6 +401,8 @@ REFUSED = {
         "tensor 'blk.0.ffn_norm.bias' is of type I32",
     ),
     "tokenizer": (key("tokenizer.ggml.model", "t5"), "tokenizer of kind 't5' is not supported"),
+    "embeddings": (key("qwen3.pooling_type", 3), "holds a model of embeddings, which writes no text"),
+    "both directions": (key("qwen3.attention.causal", False), "holds a model of embeddings, which writes no text"),
     "no tokens": (key("tokenizer.ggml.model", "gpt2"), "tokenizer.ggml.tokens is missing"),
 }
 
@@ -412,6 +414,16 @@ def test_what_cannot_be_expressed_is_refused(files: Callable[..., Path], tmp_pat
     with pytest.raises(ExportError, match=re.escape(message)) as raised:
         open_gguf(path)
     assert "\n" not in str(raised.value)
+
+
+def test_a_granite_without_rotation_is_refused(files: Callable[..., Path], tmp_path: Path) -> None:
+    """As llama.cpp stores a Granite 4 whose position_embedding_type is nope."""
+    finetuned = "granite.rope.scaling.finetuned"
+    path = changed(files("Granite"), tmp_path / "rotated.gguf", key(finetuned, True))
+    assert open_gguf(path).config == open_gguf(files("Granite")).config
+    path = changed(files("Granite"), tmp_path / "unrotated.gguf", key(finetuned, False))
+    with pytest.raises(ExportError, match=r"unrotated\.gguf: the model does not rotate queries and keys"):
+        open_gguf(path)
 
 
 def test_gemma3_may_have_ollamas_names_of_its_rotations(files: Callable[..., Path], tmp_path: Path) -> None:

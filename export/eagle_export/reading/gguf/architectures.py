@@ -82,6 +82,8 @@ def _smollm3(file: GgufFile, config: Config) -> Config:
 
 
 def _granite(file: GgufFile, config: Config) -> Config:
+    if file.optional("rope.scaling.finetuned") is False:  # how llama.cpp says so of this family
+        raise ExportError(f"{file.path}: the model does not rotate queries and keys, which is not supported")
     scales = {
         "attention_multiplier": file.number("attention.scale", config["head_dim"] ** -0.5),
         "embedding_multiplier": file.number("embedding_scale", 1.0),
@@ -372,6 +374,8 @@ def architecture_of(file: GgufFile) -> Architecture:
     if kind != "model":  # such a file need not name an architecture
         raise ExportError(f"{file.path} holds a {kind}, no model; give the file of the model")
     name = file.architecture
+    if file.optional("pooling_type") or file.optional("attention.causal") is False:
+        raise ExportError(f"{file.path} holds a model of embeddings, which writes no text; give a model that does")
     if name not in ARCHITECTURES:
         raise ExportError(
             f"{file.path} holds a model of architecture {name!r}, but only {', '.join(map(repr, ARCHITECTURES))} are "
