@@ -25,6 +25,7 @@ from eagle_tools.peers.gguf_file import permuted
 ARCHITECTURES = {
     "mistral": "llama",
     "mixtral": "llama",
+    "ministral3": "mistral3",
     "gemma3_text": "gemma3",
     "qwen3_moe": "qwen3moe",
     "olmo3": "olmo2",
@@ -33,7 +34,7 @@ ARCHITECTURES = {
     "ernie4_5_moe": "ernie4_5-moe",
     "glm4_moe": "glm4moe",
 }
-TURNED = ("llama", "smollm3", "granite", "granitemoe", "arcee")
+TURNED = ("llama", "smollm3", "granite", "granitemoe", "arcee", "mistral3")
 KINDS = {
     "f32": "F32",
     "f16": "F16",
@@ -95,6 +96,9 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(full["factor"])
         writer.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
+    if name == "mistral3":
+        writer.add_rope_scaling_yarn_log_mul(full["mscale_all_dim"])
+        writer.add_attn_temperature_scale(full["llama_4_scaling_beta"])
     if name in TURNED:
         writer.add_vocab_size(config.vocab_size)
         writer.add_rope_dimension_count(width)

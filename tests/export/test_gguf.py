@@ -77,6 +77,14 @@ ROWS = {
         },
     ),
     "Mistral": Row("mistral", {"sliding_window": None, "head_dim": 32}),
+    "Ministral-3": Row(
+        "ministral3",
+        {
+            "sliding_window": None,
+            "head_dim": 32,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+        },
+    ),
     "Qwen2.5": Row("qwen2", {"rope_parameters": {**NEAR, "rope_theta": 1e6}}),
     "Qwen3": Row("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
     "Phi-3": Row("phi3", {"sliding_window": 20}),
@@ -442,6 +450,13 @@ def test_olmo3_has_a_base_of_its_own_in_windows_if_a_file_says_so(files: Callabl
     path = changed(files("OLMo-3"), tmp_path / "bases.gguf", key("olmo2.rope.freq_base_swa", 123.0))
     rope = open_gguf(path).config["rope_parameters"]
     assert (rope["sliding_attention"]["rope_theta"], rope["full_attention"]["rope_theta"]) == (123.0, 5e5)
+
+
+def test_a_mistral3_whose_queries_do_not_grow_is_a_llama(files: Callable[..., Path], tmp_path: Path) -> None:
+    """Mistral Small 3.2 is stored so."""
+    path = changed(files("Ministral-3"), tmp_path / "small.gguf", key("mistral3.attention.temperature_scale", None))
+    assert open_gguf(files("Ministral-3")).config["model_type"] == "ministral3"
+    assert open_gguf(path).config["model_type"] == "llama"
 
 
 def test_equal_numbers_of_all_layers_are_one() -> None:

@@ -76,6 +76,15 @@ def _mixtral(file: GgufFile, config: Config) -> Config:
     return {**{key: file.integer(name) for key, name in counts.items()}, "sliding_window": None}
 
 
+def _ministral3(file: GgufFile, config: Config) -> Config:
+    scaling = {
+        "mscale": 1.0,
+        "mscale_all_dim": file.number("rope.scaling.yarn_log_multiplier"),
+        "llama_4_scaling_beta": file.number("attention.temperature_scale"),
+    }
+    return {"sliding_window": None, "rope_parameters": {**config["rope_parameters"], **scaling}}
+
+
 def _smollm3(file: GgufFile, config: Config) -> Config:
     rotated = [int((layer + 1) % 4 != 0) for layer in range(config["num_hidden_layers"])]
     return {**_biases(file, config), "no_rope_layers": rotated, "use_sliding_window": False}
@@ -335,6 +344,7 @@ ARCHITECTURES = {
         {**PROJECTIONS, **MLP, "attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"},
         _seed_oss,
     ),
+    "mistral3": Architecture("ministral3", LLAMA_NAMES, _ministral3, turned=True),
     "arcee": Architecture("arcee", LLAMA_NAMES, _llama, turned=True),
     "qwen3moe": Architecture(
         "qwen3_moe", {**PROJECTIONS, **BEFORE, **QK_NORMS, "ffn_gate_inp": "mlp.gate"}, _qwen3_moe, experts=EXPERTS
@@ -383,6 +393,8 @@ def architecture_of(file: GgufFile) -> Architecture:
         )
     if name == "llama" and file.optional("expert_count"):
         return MIXTRAL_OF_LLAMA
+    if name == "mistral3" and not file.optional("attention.temperature_scale"):  # Mistral Small 3.1 and 3.2
+        return ARCHITECTURES["llama"]
     if name == "olmo2" and file.optional("attention.sliding_window"):
         return OLMO3_OF_OLMO2
     return ARCHITECTURES[name]
