@@ -66,7 +66,8 @@ def bpe_metadata(tokenizer: Tokenizer, pre: str, rows: int) -> dict[str, Any]:
 
 
 # Of the published tokenizer.json of HunyuanOCR, whose words Hunyuan's dense models have, and of zeta-2.1, a Seed-Coder;
-# DeepSeek-Coder's is compared with the ids that llama.cpp keeps of it (models/ggml-vocab-deepseek-coder.gguf.out).
+# MiniCPM5's is quoted in llama.cpp (src/llama-vocab.cpp), and DeepSeek-Coder's gives the ids that llama.cpp keeps of it
+# (models/ggml-vocab-deepseek-coder.gguf.out).
 PUBLISHED = {
     "hunyuan-dense": (
         r"\p{N}{1,3}",
@@ -77,6 +78,11 @@ PUBLISHED = {
     "seed-coder": (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    "minicpm5": (
+        r"\p{N}{1,3}",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+        r"|\s+(?!\S)|\s+",
     ),
     "deepseek-coder": ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}"),
 }
@@ -102,8 +108,8 @@ def test_byte_level(pre: str) -> None:
     if pre in ("olmo", "qwen2", "deepseek-r1-qwen", "kormo", "megrez", "seed-coder"):
         original.normalizer = normalizers.NFC()
     bos = ("<|endoftext|>", 0)
-    with_bos = pre in ("tekken", "llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2")
-    if with_bos or pre in ("glm4", "chatglm-bpe"):
+    with_bos = pre in ("tekken", "llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2")
+    if with_bos or pre in ("glm4", "chatglm-bpe", "minicpm5"):
         content = json.loads(original.to_str())
         content["model"]["ignore_merges"] = True
         original = Tokenizer.from_str(json.dumps(content))

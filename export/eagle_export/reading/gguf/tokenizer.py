@@ -63,9 +63,10 @@ class Cut:
 
 
 CUTS = {
-    "llama3 llama-v3 llama-bpe falcon3 pixtral lfm2": Cut((_LLAMA3,), whole=True, bos=True),
+    "llama3 llama-v3 llama-bpe falcon3 pixtral midm-2.0 lfm2": Cut((_LLAMA3,), whole=True, bos=True),
     "glm4 chatglm-bpe": Cut((_LLAMA3,), whole=True),
     "dbrx smaug-bpe": Cut((_LLAMA3,)),
+    "minicpm5": Cut((r"\p{N}{1,3}", _LLAMA3.replace("{1,3}", "+")), whole=True),
     "qwen2 deepseek-r1-qwen kormo megrez": Cut((_LLAMA3.replace("{1,3}", ""),), nfc=True),
     "stablelm2": Cut((_LLAMA3.replace("{1,3}", ""),)),
     "seed-coder": Cut((_LLAMA3.replace("{1,3}", "").replace(r"[\r\n]*", ""),), nfc=True),
