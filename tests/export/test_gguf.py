@@ -512,6 +512,17 @@ def test_a_type_that_the_package_does_not_know_is_not_called_damage(files: Calla
         open_gguf(path)
 
 
+def test_a_row_that_is_no_number_of_blocks_is_damage(files: Callable[..., Path], tmp_path: Path) -> None:
+    content, name = files("Qwen3", "q4_0").read_bytes(), b"token_embd.weight"
+    at = content.index(name) + len(name) + 4  # after the number of dimensions
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(content[:at] + (63).to_bytes(8, "little") + content[at + 8 :])
+    with pytest.raises(
+        ExportError, match=r"cut short \(tensor 'token_embd.weight' has rows of 63 numbers in blocks of 32"
+    ):
+        open_gguf(path)
+
+
 def test_damaged_files_are_refused(files: Callable[..., Path], tmp_path: Path) -> None:
     content = files("Qwen3").read_bytes()
     for name, cut in {"header": 40, "metadata": 600, "tensors": len(content) - 64, "empty": 0}.items():

@@ -157,6 +157,8 @@ def _read_part(path: Path) -> tuple[dict[str, Any], list[Entry]]:
                 raise UnknownTypeError(f"tensor {info.name!r} is of type {info.kind}")
             kind = GGMLQuantizationType(info.kind)
             block, stored = GGML_QUANT_SIZES[kind]
+            if info.shape[-1] % block:
+                raise ValueError(f"tensor {info.name!r} has rows of {info.shape[-1]} numbers in blocks of {block}")
             row = info.shape[-1] // block * stored
             if info.offset + math.prod(info.shape[:-1]) * row > size:
                 raise ValueError(f"tensor {info.name!r} lies beyond its end")
