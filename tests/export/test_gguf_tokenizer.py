@@ -240,6 +240,8 @@ def test_template_and_ids_of_special_tokens() -> None:
     settings = json.loads(texts["tokenizer_config.json"])
     assert (settings["bos_token"], settings["eos_token"]) == ("<|endoftext|>", "<|endoftext|>")
     assert special_ids(file_of(metadata)) == {"bos_token_id": 0, "eos_token_id": [0, 4097, 4096]}
+    several = {**metadata, "tokenizer.ggml.eos_token_ids": [0, 7, 9999]}  # as Ollama's converter lists them
+    assert special_ids(file_of(several))["eos_token_id"] == [0, 4097, 7, 4096]
     original.add_special_tokens(["<|return|>", "<|call|>"])  # of gpt-oss, in whose answers <|end|> ends a message
     metadata = bpe_metadata(original, "gpt-4o", 4200)
     assert special_ids(file_of(metadata)) == {"bos_token_id": 0, "eos_token_id": [0, 4097, 4099, 4100]}

@@ -191,6 +191,7 @@ def special_ids(file: GgufFile) -> dict[str, Any]:
     tokens = file.metadata.get("tokenizer.ggml.tokens") or []
     kinds = file.metadata.get("tokenizer.ggml.token_type") or [CONTROL] * len(tokens)
     ends = [_token_id(file, name, len(tokens)) for name in ("eos", "eot", "eom")]
+    ends += [end for end in file.metadata.get("tokenizer.ggml.eos_token_ids") or [] if 0 <= end < len(tokens)]  # Ollama
     marks = mistyped(file)
     known = {
         token: number
