@@ -446,6 +446,24 @@ def test_gemma3_may_have_ollamas_names_of_its_rotations(files: Callable[..., Pat
     assert rope["full_attention"]["rope_theta"] == LINEAR["rope_theta"]
 
 
+def test_gemma3_may_lack_what_all_with_images_have(files: Callable[..., Path], tmp_path: Path) -> None:
+    """Ollama's files of the larger models do, and hold what reads images; values are those of the published configs."""
+
+    def change(writer: Any) -> None:
+        for name in ("rope.freq_base", "rope.freq_base_swa", "rope.scaling.type", "rope.scaling.factor"):
+            writer.kv_data[0].pop(f"gemma3.{name}")
+        writer.kv_data[0].pop("gemma3.attention.layer_norm_rms_epsilon")
+        writer.add_uint32("gemma3.mm.tokens_per_image", 256)
+        writer.add_tensor("v.blk.0.attn_q.weight", np.zeros((32, 32), np.float32))
+        writer.add_tensor("mm.mm_input_projection.weight", np.zeros((32, 32), np.float32))
+
+    opened, plain = open_gguf(changed(files("Gemma-3"), tmp_path / "ollama.gguf", change)), open_gguf(files("Gemma-3"))
+    full = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
+    assert opened.config["rope_parameters"] == {"full_attention": full, "sliding_attention": NEAR}
+    assert opened.config["rms_norm_eps"] == 1e-6
+    assert opened.tensors.keys() == plain.tensors.keys()
+
+
 def test_olmo3_has_a_base_of_its_own_in_windows_if_a_file_says_so(files: Callable[..., Path], tmp_path: Path) -> None:
     path = changed(files("OLMo-3"), tmp_path / "bases.gguf", key("olmo2.rope.freq_base_swa", 123.0))
     rope = open_gguf(path).config["rope_parameters"]

@@ -47,7 +47,8 @@ class Architecture:
     -> what differs in it. turned: whether rows of queries and keys are in llama.cpp's order. norm_added: what the gains
     of norms have in addition to the checkpoint's. partly: whether a part of each head may be rotated alone. experts:
     part of a block -> name of an expert's, with {} for its number. bare: parts of a block whose names in a layer end
-    with them, without "weight". one_row: parts that are vectors in a file and matrices of one row in a checkpoint."""
+    with them, without "weight". one_row: parts that are vectors in a file and matrices of one row in a checkpoint.
+    eps: of norms, where a file need not say it."""
 
     model_type: str
     layer: Mapping[str, str]
@@ -58,6 +59,7 @@ class Architecture:
     experts: Mapping[str, str] = field(default_factory=dict)
     bare: tuple[str, ...] = ()
     one_row: tuple[str, ...] = ()
+    eps: float | None = None
 
 
 def _biases(file: GgufFile, config: Config) -> Config:
@@ -135,10 +137,13 @@ def _gemma2(file: GgufFile, config: Config) -> Config:
 
 
 def _gemma3(file: GgufFile, config: Config) -> Config:
+    """Ollama's converter has names of its own for what rotates, or leaves out what all models with images have."""
     window, cap = file.optional("attention.sliding_window"), file.optional("final_logit_softcapping")
-    far, local = (file.number(f"rope.{kind}.freq_base", 10000.0) for kind in ("global", "local"))  # Ollama's names
+    far, local = (file.number(f"rope.{kind}.freq_base", base) for kind, base in (("global", 1e6), ("local", 1e4)))
     full = {**config["rope_parameters"], "rope_theta": file.number("rope.freq_base", far)}
     near = {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", local)}
+    if file.optional("mm.tokens_per_image") and not file.optional("rope.freq_base") and full["rope_type"] == "default":
+        full |= {"rope_type": "linear", "factor": 8.0}
     return {
         "sliding_window": window or config["max_position_embeddings"],
         "layer_types": _layer_types(file, config, 6 if window else 1),
@@ -284,7 +289,9 @@ ARCHITECTURES = {
     ),
     "gemma": Architecture("gemma", LLAMA_NAMES, norm_added=1.0),
     "gemma2": Architecture("gemma2", {**PROJECTIONS, **MLP, **AROUND}, _gemma2, norm_added=1.0),
-    "gemma3": Architecture("gemma3_text", {**PROJECTIONS, **MLP, **AROUND, **QK_NORMS}, _gemma3, norm_added=1.0),
+    "gemma3": Architecture(
+        "gemma3_text", {**PROJECTIONS, **MLP, **AROUND, **QK_NORMS}, _gemma3, norm_added=1.0, eps=1e-6
+    ),
     "smollm3": Architecture("smollm3", LLAMA_NAMES, _smollm3, turned=True),
     "granite": Architecture("granite", LLAMA_NAMES, _granite, turned=True),
     "granitemoe": Architecture(
@@ -421,7 +428,7 @@ def config_of(file: GgufFile, architecture: Architecture) -> Config:
         "head_dim": head_dim,
         "vocab_size": embedding.shape[0],
         "max_position_embeddings": file.integer("context_length"),
-        "rms_norm_eps": file.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": file.number("attention.layer_norm_rms_epsilon", architecture.eps),
         "rope_parameters": rope_parameters(file, head_dim),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "pad_token_id": None,

@@ -24,7 +24,9 @@ from eagle_export.reading.stored_tensors import StoredTensor
 if TYPE_CHECKING:
     import torch  # imported where tensors are read: headers are read without it
 
-NOT_WEIGHTS = re.compile(r"(blk\.\d+\.)?(rope_(freqs|factors_long|factors_short)\.weight|attn_rot_embd(\.weight)?)")
+NOT_WEIGHTS = re.compile(  # of the language model: what rotates, and what reads images, which Ollama keeps in one file
+    r"(blk\.\d+\.)?(rope_(freqs|factors_long|factors_short)\.weight|attn_rot_embd(\.weight)?)|(v|mm)\..+"
+)
 AT_ONCE = 1 << 22  # numbers that are dequantised together
 
 
