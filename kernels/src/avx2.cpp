@@ -26,15 +26,19 @@ INLINE Ints dots(Ints sums, Ints levels, Ints four) {
 }
 #include "dots.inl"
 
-// Levels of four bits: products of 4 * GROUPS inputs are added up in 16 bits, which 8 * 2 * 15 * 127 fits.
+// Levels of four bits, as they are: products of 4 * GROUPS inputs are added up in 16 bits, which 8 * 2 * 15 * 127 fits.
 template <int R>
 struct Block<R, 4> {
+  INLINE static Ints levels(const uint8_t* p) {
+    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), low = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(v, low), _mm256_and_si256(_mm256_srli_epi16(v, 4), low)};
+  }
   template <int GROUPS, class Before, class After>
   INLINE static void add_groups(Cursor& at, int64_t step, Before before, After after) {
     const __m256i ones = _mm256_set1_epi16(1);
     Ints a[R];
     UNROLLED for (int j = 0; j < GROUPS; j++) {
-      const Ints w = four_levels<4>(at.levels + 32 * j);
+      const Ints w = levels(at.levels + 32 * j);
       if (j % 2 == 0) __builtin_prefetch(at.ahead + 32 * j);
       UNROLLED for (int r = 0; r < R; r++) {
         const __m256i x = each(at.x + (j * R + r) * 4).a;
@@ -52,16 +56,18 @@ struct Block<R, 4> {
                     _mm256_add_epi32(sum.b, _mm256_madd_epi16(a[r].b, ones))});
     }
   }
-  template <class Start, class Fold>
-  INLINE static void add(int64_t inputs, int64_t step, Cursor& at, Start start, Fold fold) {
-    if (inputs == 16) return add_groups<4>(at, step, start, fold);
-    if (inputs == 32) return add_groups<8>(at, step, start, fold);
+  template <class Fold>
+  INLINE static void add(int64_t inputs, int64_t step, Cursor& at, Fold fold) {
+    auto none = [](int) { return Ints{_mm256_setzero_si256(), _mm256_setzero_si256()}; };
+    auto last = [&](int r, Ints sum) { fold(r, Ints{_mm256_slli_epi32(sum.a, 4), _mm256_slli_epi32(sum.b, 4)}); };
+    if (inputs == 16) return add_groups<4>(at, step, none, last);
+    if (inputs == 32) return add_groups<8>(at, step, none, last);
     Ints sums[R];
-    UNROLLED for (int r = 0; r < R; r++) sums[r] = start(r);
+    UNROLLED for (int r = 0; r < R; r++) sums[r] = none(r);
     auto before = [&](int r) { return sums[r]; };
     auto after = [&](int r, Ints sum) { sums[r] = sum; };
     for (int64_t k = 0; k < inputs; k += 32) add_groups<8>(at, step, before, after);
-    UNROLLED for (int r = 0; r < R; r++) fold(r, sums[r]);
+    UNROLLED for (int r = 0; r < R; r++) last(r, sums[r]);
   }
 };
 

@@ -40,13 +40,14 @@ INLINE Ints times(Ints zeros, Ints sum) {
   for (int i = 0; i < 4; i++) zeros.v[i] = vmulq_s32(zeros.v[i], sum.v[i]);
   return zeros;
 }
-INLINE Ints sixteen(Ints sums, Ints more) {
-  for (int i = 0; i < 4; i++) sums.v[i] = vaddq_s32(vshlq_n_s32(sums.v[i], 4), more.v[i]);
+INLINE Ints plus(Ints sums, Ints more) {
+  for (int i = 0; i < 4; i++) sums.v[i] = vaddq_s32(sums.v[i], more.v[i]);
   return sums;
 }
+// Minus 128, as levels are: products are of bytes that both have a sign.
 template <int BITS>
 INLINE Ints zero_levels(const uint8_t* p) {
-  const int16x8_t middle = vdupq_n_s16(BITS == 8 ? 128 : 0);
+  const int16x8_t middle = vdupq_n_s16(128);
   const int16x8_t a = vsubq_s16(vreinterpretq_s16_u16(vmovl_u8(vld1_u8(p))), middle);
   const int16x8_t b = vsubq_s16(vreinterpretq_s16_u16(vmovl_u8(vld1_u8(p + 8))), middle);
   return {vmovl_s16(vget_low_s16(a)), vmovl_s16(vget_high_s16(a)), vmovl_s16(vget_low_s16(b)),
@@ -57,7 +58,8 @@ INLINE Ints four_levels(const uint8_t* p) {
   Ints levels;
   for (int i = 0; i < 4; i++) {
     const uint8x16_t v = vld1q_u8(p + 16 * (BITS == 8 ? i : i % 2));
-    levels.v[i] = vreinterpretq_s32_u8(BITS == 8 ? v : i < 2 ? vandq_u8(v, vdupq_n_u8(15)) : vshrq_n_u8(v, 4));
+    const uint8x16_t sixteen_times = i < 2 ? vshlq_n_u8(v, 4) : vandq_u8(v, vdupq_n_u8(240));
+    levels.v[i] = vreinterpretq_s32_u8(BITS == 8 ? v : veorq_u8(sixteen_times, vdupq_n_u8(128)));
   }
   return levels;
 }

@@ -3,10 +3,10 @@
 //   TILE_ROWS                   rows that registers have room for
 //   Ints, Floats                a number of each column
 //   each(p)                     the same four bytes for every column
-//   Block<R, BITS>::add         the sums of a block, see dots.inl; they begin at start(r)
+//   Block<R, BITS>::add         the sums of a block, see dots.inl
 //   zero_levels<BITS>(p)
 //   times(zeros, sum)           products of numbers that fit 16 bits
-//   sixteen(sums, more)         16 * sums + more
+//   plus(sums, more)
 //   steps_of(p)
 //   folded(sums, steps, scale, f)  fma(float(sums), steps * scale, f)
 //   write(p, v)
@@ -18,14 +18,13 @@ TARGET __attribute__((noinline)) void tile(const Tile& t) {
   UNROLLED for (int r = 0; r < R; r++) f[r] = Floats{};
   const uint8_t* meta = t.meta;
   for (int64_t b = 0; b < t.blocks; b++, meta += META) {
-    auto zeros = [&](int r) { return times(zero_levels<BITS>(meta + 32), each(t.sums + r * t.blocks + b)); };
-    auto start = [&](int r) { return BITS == 4 ? Ints{} : zeros(r); };
     const Floats steps = steps_of(reinterpret_cast<const uint16_t*>(meta));
     auto fold = [&](int r, Ints sum) {
       const float scale = t.scales[r * t.blocks + b];
-      f[r] = BITS == 4 ? folded(sixteen(sum, zeros(r)), steps, scale * 0.0625f, f[r]) : folded(sum, steps, scale, f[r]);
+      sum = plus(sum, times(zero_levels<BITS>(meta + 32), each(t.sums + r * t.blocks + b)));
+      f[r] = folded(sum, steps, BITS == 4 ? scale * 0.0625f : scale, f[r]);
     };
-    Block<R, BITS>::add(t.block, t.step, at, start, fold);
+    Block<R, BITS>::add(t.block, t.step, at, fold);
   }
   UNROLLED for (int r = 0; r < R; r++) write(t.y + r * t.stride, f[r]);
 }

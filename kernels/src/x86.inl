@@ -12,7 +12,7 @@ using Floats = __m512;
 INLINE Ints each(const void* four) { return _mm512_set1_epi32(four_bytes(four)); }
 INLINE Ints dots(Ints sums, Ints levels, Ints four) { return _mm512_dpbusd_epi32(sums, levels, four); }
 INLINE Ints times(Ints zeros, Ints sum) { return _mm512_madd_epi16(zeros, sum); }
-INLINE Ints sixteen(Ints sums, Ints more) { return _mm512_add_epi32(_mm512_slli_epi32(sums, 4), more); }
+INLINE Ints plus(Ints sums, Ints more) { return _mm512_add_epi32(sums, more); }
 template <int BITS>
 INLINE Ints zero_levels(const uint8_t* p) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -21,8 +21,8 @@ template <int BITS>
 INLINE Ints four_levels(const uint8_t* p) {
   if (BITS == 8) return _mm512_loadu_si512(p);
   const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(v), _mm256_srli_epi16(v, 4), 1);
-  return _mm512_and_si512(both, _mm512_set1_epi8(15));
+  const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_slli_epi16(v, 4)), v, 1);
+  return _mm512_and_si512(both, _mm512_set1_epi8(-16));
 }
 INLINE Floats steps_of(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -46,10 +46,7 @@ INLINE Ints each(const void* four) {
 INLINE Ints times(Ints zeros, Ints sum) {
   return {_mm256_madd_epi16(zeros.a, sum.a), _mm256_madd_epi16(zeros.b, sum.b)};
 }
-INLINE Ints sixteen(Ints sums, Ints more) {
-  return {_mm256_add_epi32(_mm256_slli_epi32(sums.a, 4), more.a),
-          _mm256_add_epi32(_mm256_slli_epi32(sums.b, 4), more.b)};
-}
+INLINE Ints plus(Ints sums, Ints more) { return {_mm256_add_epi32(sums.a, more.a), _mm256_add_epi32(sums.b, more.b)}; }
 INLINE __m256i eight_bytes(const uint8_t* p) {
   return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
@@ -63,9 +60,9 @@ INLINE Ints zero_levels(const uint8_t* p) {  // in the lower 16 bits; the upper 
 }
 template <int BITS>
 INLINE Ints four_levels(const uint8_t* p) {
-  const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), low = _mm256_set1_epi8(15);
+  const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), high = _mm256_set1_epi8(-16);
   if (BITS == 8) return {v, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
-  return {_mm256_and_si256(v, low), _mm256_and_si256(_mm256_srli_epi16(v, 4), low)};
+  return {_mm256_and_si256(_mm256_slli_epi16(v, 4), high), _mm256_and_si256(v, high)};
 }
 INLINE Floats steps_of(const uint16_t* p) { return {load(p), load(p + 8)}; }
 INLINE Floats folded(Ints sums, Floats steps, float scale, Floats f) {
