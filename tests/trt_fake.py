@@ -367,8 +367,7 @@ class FakeContext:
 
 
 class FakeRtxContext(FakeContext):
-    def is_stream_capturable(self, stream: int) -> bool:
-        return self._driver.capturable
+    """The same of TensorRT for RTX."""
 
 
 def write_fake_engines(

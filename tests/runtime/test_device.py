@@ -169,7 +169,7 @@ def test_padding_changes_nothing_that_a_row_sees(rows: int, past: int, causal: b
     """Masks cover the padded past and the padded rows; every row sees the whole past."""
     visible = np.random.default_rng(seed).random((rows, rows)) < 0.5
     visible[np.arange(rows), np.arange(rows)] = True
-    shape = pass_shape(Steps(TARGET_ROWS, past_steps(700), 128), rows, past, rows)
+    shape = pass_shape(Steps(TARGET_ROWS, past_steps(700), 128), rows, past, rows).sizes
     padded, padded_past = shape["T"], shape["P"]
     assert padded in TARGET_ROWS and rows <= padded and padded_past >= max(past, 1)
     mask, past_mask = np.empty((padded, padded), np.float16), np.empty(padded_past, np.float16)

@@ -61,7 +61,6 @@ class EngineSession(Session):
         return joined_rows(self._device, parts)
 
     def warm(self, cache: DeviceCache, report: Callable[[int, int], None]) -> None:
-        """As in Session."""
         self._bind_past(cache)
         self._execution.specialise(shapes_of(self._steps), report)
 
@@ -75,14 +74,7 @@ class EngineSession(Session):
         """What frees the engines."""
         return [self._execution.close]
 
-    @property
-    def capturable(self) -> bool | None:
-        """As in Execution."""
-        assert not self._closed, "the session is closed"
-        return self._execution.capturable
-
     def counters(self) -> Counters:
-        """As in Session."""
         return self._device.driver.tally.now
 
     def _upload(self, address: int, array: npt.NDArray[Any]) -> None:

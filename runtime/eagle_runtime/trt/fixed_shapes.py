@@ -31,18 +31,10 @@ class PassShape:
 
     pairs: tuple[tuple[str, int], ...]
 
-    @staticmethod
-    def of(**sizes: int) -> PassShape:
-        """Returns the shape of these sizes."""
-        return PassShape(tuple(sorted(sizes.items())))
-
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes by the names of the graph's dimensions."""
         return dict(self.pairs)
-
-    def __getitem__(self, name: str) -> int:
-        return self.sizes[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +77,12 @@ def pass_shape(steps: Steps, rows: int, past: int, logit_rows: int = 0) -> PassS
     the past alone for a graph without T. An empty past is padded too: TensorRT's kernels for attention get at least one
     row of it."""
     sizes = {"P": next_step(steps.past, past)}
-    if not steps.rows:
-        return PassShape.of(**sizes)
-    sizes["T"] = padded = next_step(steps.rows, rows)
-    if steps.logit_rows:
-        wide = next_step((1, min(padded, steps.logit_rows)), logit_rows)
-        sizes["R"] = padded if padded <= TREE_ROWS else wide
-    return PassShape.of(**sizes)
+    if steps.rows:
+        sizes["T"] = padded = next_step(steps.rows, rows)
+        if steps.logit_rows:
+            wide = next_step((1, min(padded, steps.logit_rows)), logit_rows)
+            sizes["R"] = padded if padded <= TREE_ROWS else wide
+    return PassShape(tuple(sorted(sizes.items())))
 
 
 def shapes_of(steps: Steps) -> tuple[PassShape, ...]:

@@ -17,7 +17,7 @@ from eagle_runtime.base.tree import Float, Int
 from eagle_runtime.sampling.candidates import GREEDY_COUNT, DeviceLogits
 from eagle_runtime.trt.device import Device, DeviceCache, DeviceRows, empty_rows
 from eagle_runtime.trt.engine_session import EngineSession, Opened
-from eagle_runtime.trt.execution import Execution
+from eagle_runtime.trt.execution import Execution, concrete
 from eagle_runtime.trt.fixed_shapes import KEPT_ROWS, PassShape, pass_shape, write_ids, write_masks
 from eagle_runtime.trt.inputs import Inputs, nbytes_of
 
@@ -71,7 +71,6 @@ class TargetSession(EngineSession):
         return self._keep.keep(cache, path, features)
 
     def warm(self, cache: DeviceCache, report: Callable[[int, int], None]) -> None:
-        """As in Session."""
         if self._keep is not None:
             self._keep.warm()
         super().warm(cache, report)
@@ -105,7 +104,7 @@ class TargetSession(EngineSession):
         known: dict[str, npt.NDArray[Any]] = {}
         for name in SMALL:
             spec = self._outputs[name]
-            sizes = [shape[size] if isinstance(size, str) else size for size in spec.shape]
+            sizes = list(concrete(spec.shape, shape.sizes))
             if top is not None and name.startswith("top_"):
                 sizes[0] = min(top, sizes[0])
             if top is not None and name == "watched_logits":
@@ -142,7 +141,8 @@ class RowKeeper:
         write_ids(path, self._path.out("path", {}))
         self._path.send()
         self._execution.run(PassShape(()))
-        cache.commit(self._kept, self._pitch, KEPT_ROWS, len(path))
+        cache.append(self._kept, self._pitch, KEPT_ROWS)
+        cache.length += len(path)
         kept = empty_rows(self._device, len(path), self._width, self._dtype)
         self._device.driver.copy(kept.address, self._features, kept.nbytes, self._device.stream)
         return kept
