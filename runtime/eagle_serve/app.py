@@ -15,7 +15,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from typing import Any, TypeVar
@@ -26,15 +26,14 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from eagle_runtime import EagleError
 from eagle_runtime.drafting.methods import NAMES
 from eagle_serve import llama_cpp, ollama
 from eagle_serve.allocator import FreeMemory
 from eagle_serve.answers import CHAT, COMPLETIONS
 from eagle_serve.dialect import Dialect
 from eagle_serve.engine import Engine
-from eagle_serve.errors import ApiError, error_of
-from eagle_serve.jobs import Events, Job, Jobs, internal_error, stopping
+from eagle_serve.errors import ApiError
+from eagle_serve.jobs import Events, Job, Jobs, failure, stopping
 from eagle_serve.json_body import read_json
 from eagle_serve.metrics import Metrics
 from eagle_serve.options import Options
@@ -83,7 +82,7 @@ class Service:
 
     def begin(self, engine: Engine) -> None:
         """Serve a loaded model."""
-        self.jobs = Jobs(engine.decode, engine.serve, engine.parallel, self.options.queue, FreeMemory().give_back)
+        self.jobs = Jobs(engine.decode, engine.model.grant, engine.parallel, self.options.queue, FreeMemory().give_back)
         self.engine = engine
 
     async def prepare(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -115,7 +114,7 @@ class Service:
             self.jobs.stop()
         self._preparing.shutdown(cancel_futures=True)
         if self.engine is not None:
-            self.engine.close()
+            self.engine.prefixes.close()
 
 
 def application(service: Service, port: int) -> ASGIApp:
@@ -147,7 +146,7 @@ def _router(service: Service) -> Router:
         body = await read_json(http.receive, service.options.limits)
         endpoint: Endpoint = "chat" if "messages" in body else "completions"
         request = parse_request(body, endpoint, service.options, engine.names, engine.own_penalty)
-        prompts = await service.prepare(engine.ids, request)
+        prompts = [ids for ids, _ in await service.prepare(engine.prompts, request)]
         told: dict[str, Any] = {"object": "token_count", "count": sum(map(len, prompts))}
         ids = prompts[0] if len(prompts) == 1 else prompts
         return _json({**told, "ids": ids, "context": engine.model.context})
@@ -170,7 +169,7 @@ def _router(service: Service) -> Router:
         if service.jobs is not None and service.engine is not None:
             gauges["queue_depth"] = ("Requests that wait.", service.jobs.depth)
             gauges["running"] = ("Requests that decode.", service.jobs.running)
-            gauges |= service.engine.gauges
+            gauges |= service.engine.prefixes.gauges
         return Response(service.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
     async def page(http: HttpRequest) -> Response:
@@ -200,14 +199,12 @@ def _router(service: Service) -> Router:
 class _Answered:
     """Turns errors into answers, and counts and logs every request."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app = app
+    def __init__(self, router: Router, service: Service) -> None:
+        self._app = router
+        self._known = {route.path for route in router.routes if isinstance(route, Route) and "{" not in route.path}
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         status = 0
         started = time.perf_counter()
 
@@ -225,40 +222,31 @@ class _Answered:
             except Exception as error:
                 if status:  # too late for another answer: the connection is closed
                     raise
-                answer = _error_of(error, scope["path"])
+                answer = _error_of(error, scope["path"], self._known)
                 body = ollama.error_body(answer) if scope["path"].startswith("/api/") else answer.body
                 await Response(body, answer.status, answer.headers, "application/json")(scope, receive, sending)
         finally:
-            route = scope["path"] if scope["path"] in KNOWN else "other"
+            route = scope["path"] if scope["path"] in self._known else "other"
             self._service.metrics.request(route, status or 499)
             _log(scope, status or 499, time.perf_counter() - started)
 
 
-KNOWN = {
-    *(dialect.path for dialect in DIALECTS), "/v1/count_tokens", "/chat/completions", "/v1/models", "/models",
-    "/health", "/metrics",
-    *TOLD, *ASKED, *ADDRESSES, *PAGE,
-}  # fmt: skip
-
-
-def _error_of(error: Exception, path: str) -> ApiError:
+def _error_of(error: Exception, path: str, known: Container[str]) -> ApiError:
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, EagleError):
-        return error_of(error)
     if isinstance(error, HTTPException):  # of the router
         if error.status_code == 405:
             return ApiError(405, "method_not_allowed", "this address takes another method", headers=error.headers)
-        return ApiError(404, "not_found", f"there is nothing at this address; {_near(path)}")
-    return internal_error(error)
+        return ApiError(404, "not_found", f"there is nothing at this address; {_near(path, known)}")
+    return failure(error)
 
 
-def _near(path: str) -> str:
+def _near(path: str, known: Container[str]) -> str:
     """What to ask instead of an address that there is not: one that lacks /v1 or ends in a slash is a common slip."""
     plain = path.rstrip("/")
-    for known in (plain, f"/v1{plain}"):
-        if known in KNOWN:
-            return f"did you mean {known}?"
+    for meant in (plain, f"/v1{plain}"):
+        if meant in known:
+            return f"did you mean {meant}?"
     return "see GET /v1/models"
 
 

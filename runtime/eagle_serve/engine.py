@@ -44,7 +44,7 @@ AT_ONCE = 4  # requests, where their trees are verified in one forward pass
 
 class Engine:
     """A loaded model as the server uses it. names: the model's name and its aliases. parallel: requests at once.
-    own_penalty: the model's repetition penalty."""
+    own_penalty: the model's repetition penalty. prefixes: texts whose keys and values are kept."""
 
     def __init__(self, model: EagleModel, bundle: Path, options: Options, metrics: Metrics) -> None:
         """bundle: the folder that the model was loaded from. Raises BundleError, RequestError."""
@@ -58,7 +58,7 @@ class Engine:
         self._bundle = bundle
         self._options = options
         self._metrics = metrics
-        self._prefixes = Prefixes(model, options.limits.states)
+        self.prefixes = Prefixes(model, options.limits.states)
         self.token_text = functools.lru_cache(maxsize=4096)(self._token_text)
 
     @functools.cached_property
@@ -84,7 +84,7 @@ class Engine:
             "chat": model.text.chat,
             "max_tokens": min(self._options.max_tokens or model.context, model.context - 1),
             "sampling": dataclasses.asdict(model.manifest.sampling),
-            "kv_bytes": self._prefixes.kv_bytes,
+            "kv_bytes": self.prefixes.kv_bytes,
             "kv_budget": model.memory().kv_budget,
         }
         return {"id": name, "object": "model", "created": self.created, "owned_by": "eagle-edge", "meta": meta}
@@ -93,7 +93,7 @@ class Engine:
         """Returns what answers a request, ready to decode: for each prompt its choices. Each choice has the seed after
         that of the one before, as in vLLM. Takes up to seconds. Raises ApiError, MemoryLimitError."""
         result: list[Prepared] = []
-        for number, (ids, form) in enumerate(self._prompts(request)):
+        for number, (ids, form) in enumerate(self.prompts(request)):
             settings = self._settings(request, ids, form)
             echo = self._echo(request.prompts[number]) if request.echo else ""
             for choice in range(request.choices):
@@ -129,12 +129,8 @@ class Engine:
             raise _of_field(error_of(error, None, self._bundle), settings) from None
         return settings
 
-    def ids(self, request: Request) -> list[list[int]]:
-        """Returns the ids of a request's prompts. Raises ApiError."""
-        return [ids for ids, _ in self._prompts(request)]
-
-    def _prompts(self, request: Request) -> list[tuple[list[int], AnswerForm | None]]:
-        """The ids of a request's prompts, and the form of the answer to a chat. Raises ApiError."""
+    def prompts(self, request: Request) -> list[tuple[list[int], AnswerForm | None]]:
+        """Returns the ids of a request's prompts, and the form of the answer to a chat. Raises ApiError."""
         try:
             if request.endpoint == "completions":
                 prompts = (one if isinstance(one, str) else list(one) for one in request.prompts)
@@ -157,7 +153,7 @@ class Engine:
         raises."""
         prepared = job.prepared
         settings = {**prepared.settings, "on_cycle": job.note_cycle, "on_prefill": job.note_prefill}
-        with self._prefixes.turn(prepared.ids, settings) as turn:
+        with self.prefixes.turn(prepared.ids, settings) as turn:
             job.begin(turn)
             for event in turn.events:
                 if isinstance(event, Wish):
@@ -169,19 +165,6 @@ class Engine:
                     if result.finish_reason == "cancelled":
                         return
                 yield event
-
-    def serve(self, wishes: Sequence[Wish]) -> None:
-        """Grant the wishes of several jobs. Raises ClosedError."""
-        self.model.grant(wishes)
-
-    def close(self) -> None:
-        """Free the kept states; the model stays open."""
-        self._prefixes.close()
-
-    @property
-    def gauges(self) -> Mapping[str, tuple[str, float]]:
-        """Name -> (what it is, its value now), for the metrics."""
-        return self._prefixes.gauges
 
     def _count(self, job: Job, usage: Any) -> None:
         metrics = self._metrics

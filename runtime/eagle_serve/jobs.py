@@ -40,7 +40,6 @@ class Events:
         return len(self._held)
 
     def put(self, news: Sequence[News]) -> None:
-        """They have come."""
         self._held += news
         self.wake()
 
@@ -81,12 +80,10 @@ class Job(AwaitedTurn):
         self._untold: list[Event] = []
 
     def note_cycle(self, cycle: Cycle) -> None:
-        """Count what was drafted, and accepted of it."""
         self.drafted += cycle.tree.num_nodes - 1
         self.accepted += cycle.step.num_accepted
 
     def note_prefill(self, done: int, total: int) -> None:
-        """So many tokens of the prompt were read."""
         self.prefill = done, total
 
     def withdraw(self, reason: Reason) -> None:
@@ -193,7 +190,7 @@ class Jobs:
     def _work(self) -> None:
         decoding: dict[Job, Iterator[Piece | Wish]] = {}
         while True:
-            decoding |= {job: self._events(job) for job in self._admitted()}
+            decoding |= {job: iter(()) if job.cancelled else self._decode(job) for job in self._admitted()}
             if not decoding:
                 return
             news: list[tuple[Job, list[Event]]] = []
@@ -222,9 +219,6 @@ class Jobs:
             self._running.update(jobs)
             return jobs
 
-    def _events(self, job: Job) -> Iterator[Piece | Wish]:
-        return iter(()) if job.cancelled else self._decode(job)
-
     def _advance(self, job: Job, events: Iterator[Piece | Wish]) -> tuple[list[Event], Wish | None]:
         """Returns what is to be told of a job, and its next wish; None at its end."""
         told: list[Event] = []
@@ -234,7 +228,7 @@ class Jobs:
                     return told, event
                 told += job.news(event)
         except Exception as error:
-            told += job.news(_failure(error))
+            told += job.news(failure(error))
         return told, None
 
     def _grant(self, wishes: dict[Job, Wish]) -> None:
@@ -274,17 +268,15 @@ def _tell(news: Sequence[tuple[Job, list[Event]]]) -> None:
             news[0][0].loop.call_soon_threadsafe(put)
 
 
-def _failure(error: Exception) -> ApiError:
-    return error_of(error) if isinstance(error, EagleError) else internal_error(error)
-
-
 def stopping() -> ApiError:
     """The error of a server that is about to end."""
     return ApiError(503, "shutting_down", STOPPING)
 
 
-def internal_error(error: BaseException) -> ApiError:
-    """An answer that says nothing of a bug but the number under which the log describes it."""
+def failure(error: Exception) -> ApiError:
+    """An error as an answer; of a bug it says nothing but the number under which the log describes it."""
+    if isinstance(error, EagleError):
+        return error_of(error)
     number = secrets.token_hex(6)
     log.error("internal error %s", number, exc_info=error)
     return ApiError(500, "internal_error", f"an internal error, described in the server's log under {number}")

@@ -36,10 +36,6 @@ class _State:
         self.busy, self.ids = True, prompt
         return self
 
-    def give_back(self, ids: Ids, used: int) -> None:
-        """The turn has ended. used: a number that grows with each turn."""
-        self.ids, self.used, self.busy = ids, used, False
-
 
 class Prefixes:
     """The states of a model. most: how many are kept at once; the model's budget of memory may empty some of them."""
@@ -69,13 +65,11 @@ class Prefixes:
 
     @property
     def gauges(self) -> Mapping[str, tuple[str, float]]:
-        """For the metrics."""
+        """Name -> (what it is, its value now), for the metrics."""
         memory = self._model.memory()
-        with self._lock:
-            held = [state.chat.kv_bytes for state in self._states]
         return {
-            "kv_bytes": ("Bytes of keys and values that are kept.", sum(held)),
-            "kv_states": ("Texts that are kept.", len(held)),
+            "kv_bytes": ("Bytes of keys and values that are kept.", self.kv_bytes),
+            "kv_states": ("Texts that are kept.", len(self._states)),
             "kv_budget_bytes": ("Bytes that they may take.", memory.kv_budget),
             "kv_dropped": ("Times that keys and values were dropped to keep the budget.", memory.dropped),
         }
@@ -112,7 +106,7 @@ class Prefixes:
         read = state.chat.token_ids
         whole = read if read[: len(prompt)] == tuple(prompt) else prompt
         with self._lock:
-            state.give_back(np.asarray(whole, np.int64), next(self._clock))
+            state.ids, state.used, state.busy = np.asarray(whole, np.int64), next(self._clock), False
 
 
 def common(first: Ids, second: Ids) -> int:

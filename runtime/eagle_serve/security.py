@@ -6,7 +6,8 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from eagle_serve.errors import ApiError
@@ -38,21 +39,19 @@ class Security:
         self._origins = {origin.rstrip("/").lower() for origin in options.allowed_origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         headers = Headers(scope=scope)
         allowed: dict[str, str] = {}
         try:
             self._check_host(headers)
             allowed = self._check_origin(headers)
             if scope["method"] == "OPTIONS" and allowed:
-                await _empty(send, 204, {**allowed, **_preflight(headers)})
+                await Response(None, 204, {**allowed, **_preflight(headers)})(scope, receive, send)
                 return
             self._check_key(scope["path"], headers)
             self._check_content(scope, headers)
         except ApiError as error:
-            await send_error(send, error, allowed)
+            answer = Response(error.body, error.status, {**allowed, **error.headers}, JSON)
+            await answer(scope, receive, _adding(send, {}))
             return
         await self._app(scope, receive, _adding(send, allowed))
 
@@ -126,19 +125,6 @@ def host_values(names: Iterable[str], port: int) -> set[str]:
     return values
 
 
-async def send_error(send: Send, error: ApiError, headers: dict[str, str]) -> None:
-    """Answer with an error. headers: more headers."""
-    body = error.body
-    named = {"content-type": "application/json", "content-length": str(len(body)), **headers, **error.headers}
-    await _adding(send, {})({"type": "http.response.start", "status": error.status, "headers": _raw(named)})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _empty(send: Send, status: int, headers: dict[str, str]) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": _raw(headers)})
-    await send({"type": "http.response.body", "body": b""})
-
-
 def _preflight(headers: Headers) -> dict[str, str]:
     allowed = {
         "access-control-allow-methods": "GET, POST",
@@ -155,16 +141,12 @@ def _adding(send: Send, more: dict[str, str]) -> Send:
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            held = {name.lower() for name, _ in message["headers"]}
-            added = [(name, value) for name, value in _raw({**HEADERS, **more}) if name not in held]
-            message = {**message, "headers": [*message["headers"], *added]}
+            headers = MutableHeaders(scope=message)
+            for name, value in {**HEADERS, **more}.items():
+                headers.setdefault(name, value)
         await send(message)
 
     return sending
-
-
-def _raw(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]
 
 
 def _foreign() -> ApiError:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from eagle_runtime import Piece, Result
@@ -75,8 +76,7 @@ class EventStream:
     async def _run(self, send: Send, gone: asyncio.Task[None]) -> bool:
         """Returns whether the answer was sent to its end, be it an error."""
         headers = {"content-type": self._answer.media_type, "x-accel-buffering": "no", **self._headers}
-        raw = [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]
-        await self._send(send, {"type": "http.response.start", "status": 200, "headers": raw})
+        await self._send(send, {"type": "http.response.start", "status": 200, "headers": Headers(headers).raw})
         await self._write(send, b"".join(answer.begin() for answer in self._answers.values()))
         said, left = "", len(self._answers)
         while not gone.done():

@@ -38,7 +38,7 @@ def test_a_client_that_leaves_frees_its_sequence_within_a_pass(bundle_of: Callab
 
             others = [job([number, 5, 6], 120) for number in range(3)]
             leaving = job([7] * 1500 if reading else [7, 8], 120)
-            jobs = Jobs(engine.decode, engine.serve, 4, 0)
+            jobs = Jobs(engine.decode, engine.model.grant, 4, 0)
             try:
                 jobs.submit([*others, leaving])
                 if reading:
@@ -59,4 +59,4 @@ def test_a_client_that_leaves_frees_its_sequence_within_a_pass(bundle_of: Callab
                 await asyncio.to_thread(jobs.stop)
 
         asyncio.run(scenario())
-        engine.close()
+        engine.prefixes.close()
