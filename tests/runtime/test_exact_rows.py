@@ -73,7 +73,7 @@ def test_what_is_found_is_kept_and_said_once(
             first = check_rows(session, manifest, 1)
         assert first == RowCheck(RowPadding(4, 4)) and session.padding == RowPadding(4, 4)
         passes = len(session.fed)
-        session.pad(RowPadding())
+        session.padding = RowPadding()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert check_rows(session, manifest, 1) == first
@@ -120,7 +120,7 @@ def test_padding_changes_no_bit(bundle_of: Callable[..., Path], precision: str, 
         assert isinstance(session, OrtSession)
         outputs = []
         for used in (session.padding, padding):
-            session.pad(used)
+            session.padding = used
             target = Target(session, 200)
             rng = np.random.default_rng(3)
             target.prefill(rng.integers(0, 256, 80).tolist())

@@ -71,7 +71,7 @@ def check_rows(session: OrtSession, manifest: Manifest, threads: int | None) -> 
         write_cached(name, asdict(check))
         if check.padding is None or check.padding.multiple > 2:  # an even number of rows costs a few percent
             warnings.warn(f"{session.path}: {check}", EagleWarning, stacklevel=3)
-    session.pad(check.padding or RowPadding())
+    session.padding = check.padding or RowPadding()
     return check
 
 
@@ -79,7 +79,7 @@ def find_padding(session: OrtSession) -> RowCheck:
     """Returns the first of PADDINGS with which rows are equal. Each takes 5 forward passes and 164 rows; the session's
     padding stays changed."""
     for padding in PADDINGS:
-        session.pad(padding)
+        session.padding = padding
         if equal_rows(Target(session, PAST + max(CHECKED))):
             return RowCheck(padding)
     return RowCheck(None)

@@ -7,8 +7,6 @@ is compared, which takes a few milliseconds.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
 from eagle_runtime.base.errors import BackendError
@@ -22,22 +20,13 @@ ROWS = (3, 2)  # and these
 INPUTS = {"input_ids", "features", "position_ids", "tree_mask", "logit_rows"}
 
 
-class HeadSession(Session, Protocol):
-    """A session of a head that may join texts (ort.session.OrtSession)."""
-
-    @property
-    def may_join(self) -> bool: ...
-
-    def join(self, joins: bool) -> None: ...
-
-
 def check_head(session: Session) -> None:
     """Tell a head's session, if it may join texts, whether it does."""
     if getattr(session, "may_join", False) and set(session.inputs) == INPUTS:
-        session.join(_joins(session))  # type: ignore[attr-defined,arg-type]
+        session.joins = _joins(session)
 
 
-def _joins(session: HeadSession) -> bool:
+def _joins(session: Session) -> bool:
     """Whether rows of two texts have the same bits in one pass as in two."""
     caches = [session.new_cache(sum(PAST) + sum(ROWS)) for _ in PAST]
     texts = [(number, cache) for number, cache in enumerate(caches) if isinstance(cache, KVCache)]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle_runtime.base.errors import BackendError
+from eagle_runtime.base.errors import BackendError, first_line
 from eagle_runtime.bundle.listed_files import at_places, external_files
 from eagle_runtime.ort import small_graphs
 
@@ -104,7 +104,7 @@ def engine_error(action: str, error: Exception) -> BackendError:
     memory ran out."""
     text = str(error).strip()
     if not re.search(r"out of memory|allocate memory|bad allocation|bad_alloc", text, re.IGNORECASE):
-        return BackendError(f"onnxruntime cannot {action}: {(text.splitlines() or [type(error).__name__])[0][:300]}")
+        return BackendError(f"onnxruntime cannot {action}: {first_line(error)}")
     asked = re.search(r"requested buffer of size (\d+)", text)
     size = f" ({int(asked[1]) / 1e6:.1f} MB more were asked for)" if asked else ""
     return BackendError(f"onnxruntime cannot {action}: the memory is full{size}; {MEMORY_ADVICE}")

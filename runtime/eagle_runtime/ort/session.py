@@ -185,14 +185,6 @@ class OrtSession(BoundSession):
         self._by_rows.clear()  # each holds the engine, which has the weights mapped
         super().close()
 
-    def pad(self, padding: RowPadding) -> None:
-        """Pad forward passes in this way from now on."""
-        self.padding = padding
-
-    def join(self, joins: bool) -> None:
-        """Say whether its forward passes hold rows of several texts, if it `may_join`."""
-        self.joins = joins
-
     def new_cache(self, capacity: int) -> KVCache | HeadMajorCache:
         if self._pieces is None:
             return KVCache(self._layers, capacity, *self._row_shape, self._row.dtype)
