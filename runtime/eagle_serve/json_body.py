@@ -24,12 +24,8 @@ async def read_json(receive: Receive, limits: Limits) -> dict[str, Any]:
     try:
         body = await asyncio.wait_for(_read(receive, limits.body_bytes), limits.body_s)
     except asyncio.TimeoutError:
-        raise ApiError(
-            408,
-            "request_timeout",
-            f"the body did not arrive within {limits.body_s:g} s",
-            headers={"connection": "close"},
-        ) from None
+        reason = f"the body did not arrive within {limits.body_s:g} s"
+        raise ApiError(408, "request_timeout", reason, headers=CLOSE) from None
     return parse_json(body, limits.depth)
 
 

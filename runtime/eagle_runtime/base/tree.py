@@ -7,10 +7,8 @@ Shapes: N nodes, M pool entries, k children per expanded node.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,11 +78,7 @@ def additive_mask(visible: Bool, dtype: npt.DTypeLike) -> npt.NDArray[np.floatin
 def hiding(dtype: npt.DTypeLike) -> float:
     """Returns what a mask of this type adds to a score to hide it. It is finite, because an infinity would turn a row
     that sees nothing into NaN. In fp16 two such masks and a score have a finite sum too."""
-    return _hiding(np.dtype(dtype))
-
-
-@functools.cache
-def _hiding(kind: np.dtype[Any]) -> float:
+    kind = np.dtype(dtype)
     return -3e4 if kind == np.float16 else float(np.finfo(kind).min)
 
 
