@@ -91,7 +91,6 @@ class Answer(Writer):
         return event(self._chunk({"text": echo}, None)) if (echo := self._job.prepared.echo) else b""
 
     def add(self, piece: Piece) -> bytes:
-        """The chunks of a piece."""
         return b"".join(map(event, self._chunks(piece)))
 
     def end(self, result: Result) -> bytes:

@@ -27,7 +27,6 @@ def parts_of(piece: Piece, job: Job) -> tuple[Part, ...]:
 
 
 def text_of(pieces: Sequence[Piece]) -> str:
-    """Their text."""
     return "".join(piece.text for piece in pieces)
 
 

@@ -75,7 +75,6 @@ class CompletionAnswer(Writer):
         return {**self._last(result), "content": self._text, "tokens": told, **self._probabilities(tokens)}
 
     def add(self, piece: Piece) -> bytes:
-        """The event of a piece."""
         tokens = shown(piece)
         if not tokens and not piece.text:
             return b""

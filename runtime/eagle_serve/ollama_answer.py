@@ -64,7 +64,6 @@ class GenerateAnswer(Writer):
         return self._called() + self._line(self._said("", "", []), **self._end(result))
 
     def failed(self, error: ApiError) -> bytes:
-        """The error as a line."""
         return line({"error": error.message})
 
     def waiting(self, state: str) -> bytes:
@@ -110,7 +109,6 @@ class ChatAnswer(GenerateAnswer):
     """Writes an answer of /api/chat, whose lines hold messages."""
 
     def _said(self, content: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-        """What a line says."""
         more = {"thinking": thinking} if thinking else {}
         return {"message": {"role": "assistant", "content": content, **more, **_calls(calls)}}
 

@@ -120,7 +120,6 @@ class Turns:
         return self._scheduler.steps(Lease(streamed=True), self.bundle.target.score(tokens, first))
 
     def memory(self) -> Memory:
-        """Returns what the model takes of the memory."""
         slots = self.slots.members
         own = sum(cache.nbytes for cache in self._state.caches)
         holding = [slot for slot in slots if slot.state.tokens]
@@ -135,7 +134,6 @@ class Turns:
         )
 
     def close(self) -> None:
-        """As EagleModel.close."""
         with contextlib.suppress(ClosedError):
             self.engines.check()
             self.bundle.save_learned()

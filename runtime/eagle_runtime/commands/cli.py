@@ -57,7 +57,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _answer(args: argparse.Namespace) -> None:
-    """Decode one prompt."""
     with output_errors(), contextlib.ExitStack() as stack:
         model = stack.enter_context(EagleModel.load(on_progress=LoadingLine(sys.stderr), **model_options(args)))
         if args.backend == AUTO:

@@ -34,7 +34,7 @@ class Counters:
 
 
 class Tally:
-    """Counts."""
+    """Counts what Counters tells of."""
 
     def __init__(self) -> None:
         self._counts = dict.fromkeys((field.name for field in dataclasses.fields(Counters)), 0)
@@ -52,5 +52,4 @@ class Tally:
 
     @property
     def now(self) -> Counters:
-        """What was counted up to now."""
         return Counters(**{**self._counts, "shapes": len(self._shapes)})

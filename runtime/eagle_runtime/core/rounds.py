@@ -65,7 +65,6 @@ class Wish:
             self.items, self.done = items, True
 
     def fail(self, error: Exception) -> None:
-        """End with an error."""
         self.error, self.done = error, True
 
     def taken(self) -> list[Any]:

@@ -91,7 +91,6 @@ class DeviceLogitRow:
         self._rows, self._row = rows, row
 
     def whole(self) -> Float:
-        """As in LogitRow."""
         row: Float = self._rows.fetch(self._row, 1)[0]
         return row
 

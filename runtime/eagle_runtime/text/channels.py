@@ -39,7 +39,6 @@ class Channels:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """All markers."""
         return (self.start, self.channel, self.constrain, self.message, self.end, *self.ends)
 
     def parse_head(self, text: str) -> tuple[str, str]:
