@@ -298,8 +298,7 @@ def output_of(answer: str, *strings: str) -> Output:
     shown = ""
     for token in MODEL.tokenizer.encode(answer, add_special_tokens=False).ids:
         going = output.add(token, drafted=False)
-        tokens, text = output.release()
-        shown += output.shown(text, output.parts(tokens))
+        shown += output.release().text
         if not going:
             break
     assert shown == output.shown_text

@@ -22,9 +22,9 @@ def pieces_of(vocabulary: Vocabulary | None, ids: Sequence[int], end: End) -> tu
     for token_id in ids:
         if not output.add(token_id, drafted=False):
             break
-        pieces.append(Piece(*output.release()))
+        pieces.append(output.release())
     output.finish("cancelled")
-    pieces.append(Piece(*output.release()))
+    pieces.append(output.release())
     return pieces, output
 
 
@@ -90,7 +90,7 @@ def test_a_conversation_keeps_the_tokens_before_the_stop_string() -> None:
             if not output.add(token_id, drafted=True):
                 break
         assert output.kept == kept
-        tokens, _ = output.release()
+        tokens = output.release().tokens
         assert (output.text, len(tokens)) == (text, taken)
         assert "".join(token.text for token in tokens) == text and output.kept_text == text
 

@@ -62,21 +62,19 @@ def decode(
                 _add(event, request, output)
                 if state.cancelled:
                     output.finish("cancelled")
-                elif output.stop is None and (released := output.release())[0]:
+                elif output.stop is None and (piece := output.release()).tokens:
                     left = time.perf_counter()
-                    parts = output.parts(released[0])
-                    yield Piece(released[0], output.shown(released[1], parts), parts=parts)
+                    yield piece
                     times.elsewhere(left)
         figures = times.figures(lease.waited)
-        released = output.release()
-        parts = output.parts(released[0])
+        piece = output.release()
         result = _result(request, output, cycles, figures, known())
     finally:
         if output.stop is None:  # the turn was left early
             output.finish("cancelled")
-            output.parts(output.release()[0])
+            output.release()
         state.end(output, result)
-    yield Piece(released[0], output.shown(released[1], parts), result, parts)
+    yield replace(piece, result=result)
 
 
 def _result(
@@ -90,10 +88,9 @@ def _result(
     if (predicted := request.predicted) is not None:
         predicted.follow([*request.prompt, *output.token_ids])
         usage = replace(usage, prediction_accepted=predicted.accepted, prediction_rejected=predicted.rejected)
-    text = output.shown_text if request.has_text else None
     message = None if request.reader is None else output.message
     scored = () if request.scores is None else request.scores.tokens
-    return Result(text, tuple(output.token_ids), output.finish_reason, output.stop, usage, message, scored)
+    return Result(output.shown_text, tuple(output.token_ids), output.finish_reason, output.stop, usage, message, scored)
 
 
 def _add(cycle: Cycle, request: Request, output: Output) -> None:

@@ -2,7 +2,7 @@
 
     output = Output(decoder, End(limit=20, strings=("\\n\\n",)))
     output.add(id, drafted=True)     # until output.stop says why it ended
-    output.release()                 # the tokens whose text is certain by now, and the text
+    output.release()                 # a piece of the tokens whose text is certain by now
 
 A token waits while its text is a part of a character, or may be the beginning of a stop string. The tokens that are
 released, one piece after another, have the text of the whole answer. Where messages with heads make an answer, its text
@@ -16,12 +16,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eagle_runtime.app.result import FinishReason, Stop, StopKind, Token
+from eagle_runtime.app.result import FinishReason, Piece, Stop, StopKind, Token
 from eagle_runtime.app.settings import Settings
 from eagle_runtime.base.arguments import checked_ids, checked_int, short_repr
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.sampling.sampler import LogProbs
-from eagle_runtime.text.answer_reader import AnswerReader, Part
+from eagle_runtime.text.answer_reader import AnswerReader, begun_marks
 from eagle_runtime.text.detokenizer import TextStream
 from eagle_runtime.text.tokenizer import Text
 
@@ -133,38 +133,23 @@ class Output:
         """The text of these tokens, once the answer has ended and all was released."""
         return self.text[: len(self.text) - self._head]
 
-    def release(self) -> tuple[tuple[Token, ...], str]:
-        """Returns the tokens whose text is certain, and that text; all that are left once the answer has ended, cut
-        where its text ends."""
-        if self.stop is not None:
-            return self._last()
-        partial = self._partial() if self._end.strings else 0
-        count = self._before(len(self._tail) - partial) if partial else self._certain
-        if count == len(self._held):
-            released, text, self._held, self._tail = self._held, self._tail, [], ""
-        else:
-            released, self._held = self._held[:count], self._held[count:]
-            text = "".join([token.text for token in released])
-            self._tail = self._tail[len(text) :]
-        self._certain -= count
+    def release(self) -> Piece:
+        """Returns the tokens whose text is certain, with what of it is for the reader, and the parts of the answer that
+        they have completed; all that are left once the answer has ended, cut where its text ends."""
+        tokens, text = self._certain_tokens() if self.stop is None else self._last()
         self.text += text
-        return tuple(released), text
-
-    def shown(self, text: str, parts: Sequence[Part]) -> str:
-        """Returns what of a text that was released is for the reader. parts: what its tokens have completed."""
-        return text if self._heads is None else "".join(part.text for part in parts if part.kind == "content")
+        if self._reader is None:
+            return Piece(tokens, text)
+        parts = [*self._reader.feed(tokens), *(() if self.stop is None else self._reader.end())]
+        content = "".join(part.text for part in parts if part.kind == "content")
+        return Piece(tokens, text if self._heads is None else content, parts=tuple(parts))
 
     @property
-    def shown_text(self) -> str:
-        """All that was shown."""
+    def shown_text(self) -> str | None:
+        """All that was shown; None without a tokenizer."""
+        if self._decoder is None:
+            return None
         return self.text if self._heads is None or self._reader is None else self._reader.content
-
-    def parts(self, released: Sequence[Token]) -> tuple[Part, ...]:
-        """Returns the parts of the answer that tokens which were released have completed."""
-        if self._reader is None:
-            return ()
-        parts = self._reader.feed(released)
-        return tuple(parts if self.stop is None else [*parts, *self._reader.end()])
 
     @property
     def message(self) -> dict[str, Any]:
@@ -212,16 +197,6 @@ class Output:
                 matches.append((place + len(string), place, string))
         return min(matches)[1:] if matches else None
 
-    def _partial(self) -> int:
-        """Characters at the tail's end that a stop string may begin with."""
-        longest = 0
-        for string in self._end.strings:
-            for count in range(min(len(string) - 1, len(self._tail)), longest, -1):
-                if self._tail.endswith(string[:count]):
-                    longest = count
-                    break
-        return longest
-
     def _before(self, boundary: int) -> int:
         """How many certain tokens are up to the last one with text that ends at `boundary` of the tail or before."""
         count = place = 0
@@ -232,6 +207,18 @@ class Output:
             if token.text:
                 count = number + 1
         return count
+
+    def _certain_tokens(self) -> tuple[tuple[Token, ...], str]:
+        partial = begun_marks(self._tail, self._end.strings) if self._end.strings else 0
+        count = self._before(len(self._tail) - partial) if partial else self._certain
+        if count == len(self._held):
+            released, text, self._held, self._tail = self._held, self._tail, [], ""
+        else:
+            released, self._held = self._held[:count], self._held[count:]
+            text = "".join([token.text for token in released])
+            self._tail = self._tail[len(text) :]
+        self._certain -= count
+        return tuple(released), text
 
     def _last(self) -> tuple[tuple[Token, ...], str]:
         if self._cut is None and self._decoder is not None and self._held:
@@ -246,6 +233,4 @@ class Output:
             left = max(0, left - len(token.text))
             tokens.append(token if text == token.text else dataclasses.replace(token, text=text))
         self._held, self._certain, self._tail = [], 0, ""
-        said = "".join(token.text for token in tokens)
-        self.text += said
-        return tuple(tokens), said
+        return tuple(tokens), "".join(token.text for token in tokens)

@@ -39,18 +39,16 @@ MOST_LOG_PROBS = 20  # likeliest tokens of a position, as many as OpenAI's API r
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One answer. method: the drafter's name in the figures; has_text: whether there is a tokenizer; on_cycle: called
-    after each verification; on_prefill: called with the tokens of the prompt that are read, and all of them; lookahead:
-    the drafter's view of a constraint; predicted: a text that is expected in it; reader: takes it apart;
-    draft_accepted: counts, for each of several draft models, accepted tokens that it drafted (specinfer.py); scores: of
-    the prompt's tokens."""
+    """One answer. method: the drafter's name in the figures; on_cycle: called after each verification; on_prefill:
+    called with the tokens of the prompt that are read, and all of them; lookahead: the drafter's view of a constraint;
+    predicted: a text that is expected in it; reader: takes it apart; draft_accepted: counts, for each of several draft
+    models, accepted tokens that it drafted (specinfer.py); scores: of the prompt's tokens."""
 
     prompt: list[int]
     sampler: Sampler
     drafter: Drafter
     method: str
     end: End
-    has_text: bool
     on_cycle: Callable[[Cycle], None] | None
     on_prefill: Callable[[int, int], None] | None
     lookahead: Lookahead | None = None
@@ -82,7 +80,6 @@ def request_of(
         drafter=NoDraft(bundle.costs) if bundle.drafts_are_off else chosen.drafter,  # drafts would change the output
         method=chosen.method,
         end=end,
-        has_text=bundle.text.available,
         on_cycle=settings.get("on_cycle"),
         on_prefill=settings.get("on_prefill"),
         lookahead=lookahead,

@@ -61,7 +61,8 @@ class AnswerReader:
         self.calls: list[ToolCall] = []
         self._format = form.format if form.use is not None else None
         self._shown = {token: SPECIAL + text for text, token in specials.items()}
-        marked = Marking(specials)
+        self._specials = sorted(specials, key=len, reverse=True)
+        marked = self._marked
         self._open, self._close = (marked(tag) for tag in form.format.thought)
         self._trigger, self._begins = marked(form.format.trigger), [marked(text) for text in form.format.begins]
         self._call = [marked(text) for text in form.format.call]
@@ -199,12 +200,17 @@ class AnswerReader:
 
     def _all_but_held(self, kind: Literal["reasoning", "content"], text: str, mark: str) -> list[Part]:
         """What of a text can be no beginning of a mark, without white space before it, which goes with it."""
-        held = next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
-        said = text[: len(text) - held]
+        said = text[: len(text) - begun_marks(text, [mark])]
         if mark:
             said = said.rstrip()
         self._buffer = text[len(said) :]
         return self._said(kind, said)
+
+    def _marked(self, text: str) -> str:
+        """A text of the form as the buffer has it: with SPECIAL before the special tokens in it."""
+        for special in self._specials:
+            text = text.replace(special, SPECIAL + special)
+        return text
 
     def _plain(self, text: str) -> str:
         """A text without special tokens, as the answer's own."""
@@ -292,19 +298,7 @@ class AnswerReader:
         return []
 
 
-class Marking:
-    """Puts SPECIAL before the special tokens in a text."""
-
-    def __init__(self, specials: Iterable[str]) -> None:
-        self._specials = sorted(specials, key=len, reverse=True)
-
-    def __call__(self, text: str) -> str:
-        for special in self._specials:
-            text = text.replace(special, SPECIAL + special)
-        return text
-
-
 def begun_marks(text: str, marks: Sequence[str]) -> int:
-    """Returns how many characters at a text's end one of the marks may begin with."""
+    """Returns how many characters at a text's end are the beginning of a mark, and not all of it."""
     longest = min(len(text), max(map(len, marks)) - 1)
-    return next((n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in marks)), 0)
+    return next((n for n in range(longest, 0, -1) if any(mark[:-1].startswith(text[-n:]) for mark in marks)), 0)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from eagle_runtime.text.answer_form import AnswerForm
-from eagle_runtime.text.answer_reader import AnswerReader, Marking, Part, begun_marks
+from eagle_runtime.text.answer_reader import AnswerReader, Part, begun_marks
 from eagle_runtime.text.channels import JOINT, Heads
 from eagle_runtime.text.tagged_reader import TaggedReader
 
@@ -37,11 +37,10 @@ class ChannelReader(AnswerReader):
         self.heads = Heads(channels, specials)
         self._channels = channels
         self._tools = frozenset(tool.name for tool in form.use.tools) if form.use is not None else None
-        marked = Marking(specials)
-        self._message = marked(channels.message)
-        self._over = [marked(marker) for marker in (channels.end, *channels.ends)]
-        self._begin = [marked(marker) for marker in (channels.start, channels.channel)]
-        self._in_head = [self._message, *self._begin, marked(channels.constrain), *self._over, TO]
+        self._message = self._marked(channels.message)
+        self._over = [self._marked(marker) for marker in (channels.end, *channels.ends)]
+        self._begin = [self._marked(marker) for marker in (channels.start, channels.channel)]
+        self._in_head = [self._message, *self._begin, self._marked(channels.constrain), *self._over, TO]
         self._state = self._head
 
     def end(self) -> list[Part]:

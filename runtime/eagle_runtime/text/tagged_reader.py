@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 
 from eagle_runtime.text.answer_form import AnswerForm
-from eagle_runtime.text.answer_reader import AnswerReader, Marking, Part, begun_marks
+from eagle_runtime.text.answer_reader import AnswerReader, Part, begun_marks
 from eagle_runtime.text.tagged_values import Looked, Split, schema_at, split
 
 
@@ -18,8 +18,7 @@ class TaggedReader(AnswerReader):
         super().__init__(form, specials)
         tags = form.format.tagged
         assert tags is not None
-        marked = Marking(specials)
-        self._before, self._middle, self._value_end = marked(tags.before), marked(tags.middle), marked(tags.close)
+        self._before, self._middle, self._value_end = map(self._marked, (tags.before, tags.middle, tags.close))
         self._parameters = {tool.name: tool.parameters for tool in form.use.tools} if form.use is not None else {}
         self._inside: Callable[[], list[Part]] = self._parameter
         self._split, self._count, self._looked = Split(), 0, Looked()
