@@ -26,11 +26,10 @@ from eagle_runtime.core.target import SHORT_CHUNK, Features, Target
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A part of a text that was read. count: tokens read so far, those that were known included; logits [R, V]: after
-    the last ones of them; features [n, Hd]: of the part's n rows."""
+    the last ones of them."""
 
     count: int
     logits: Float
-    features: Features
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class DecodingState:
             for one in self._drafting:
                 one.note(features)
             start = len(self.tokens)
-            yield Chunk(start, logits, features)
+            yield Chunk(start, logits)
 
     def emit(self, tokens: Sequence[int], features: Features) -> None:
         """Add the tokens of a verification, whose rows the target has kept. features [n, Hd]: of these rows."""

@@ -82,7 +82,6 @@ class TextStream:
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int]) -> None:
         """prompt: the ids before the output."""
         self._vocabulary = vocabulary
-        self.text = ""  # all so far
         self._ids: list[int] = []  # the window
         self._run: _Run | None = None  # of byte tokens at the window's end that may go on
         self._said = ""  # what the window says of what is out already
@@ -92,10 +91,7 @@ class TextStream:
 
     def feed(self, tokens: Sequence[int]) -> str:
         """The text that these tokens complete. Raises RequestError if the tokenizer cannot decode them."""
-        piece = "".join([self._add(token) for token in tokens])
-        piece += self._new_text()
-        self.text += piece
-        return piece
+        return "".join([self._add(token) for token in tokens]) + self._new_text()
 
     @property
     def pending(self) -> bool:
@@ -106,9 +102,7 @@ class TextStream:
     def finish(self) -> str:
         """What is still held back when no more tokens come: U+FFFD for characters that stayed incomplete."""
         self._close_run()
-        piece = self._beyond_said(self._vocabulary.decode(self._ids))
-        self.text += piece
-        return piece
+        return self._beyond_said(self._vocabulary.decode(self._ids))
 
     def _begin(self, prompt: Sequence[int]) -> None:
         """Fill the window with the prompt's last tokens: those of an open run, and CONTEXT before them."""
@@ -233,7 +227,6 @@ class _Run:
         self.said_bytes, self.said = count, text
 
     def add(self, value: int) -> None:
-        """Another byte."""
         self.values.append(value)
         if self.broken:
             return

@@ -80,6 +80,4 @@ def decoded(text: Text, tokens: tuple[int, ...]) -> str:
     decoder = text.stream([])
     if decoder is None:
         return " ".join(f"#{token}" for token in tokens)
-    decoder.feed(tokens)
-    decoder.finish()
-    return decoder.text
+    return decoder.feed(tokens) + decoder.finish()
