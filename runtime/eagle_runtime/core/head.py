@@ -153,10 +153,8 @@ class WrappedHead(DraftHead):
         self.free_levels, self.row_counts = head.free_levels, head.row_counts
 
     def note(self, features: Features) -> None:
-        """As in DraftHead."""
         self._head.note(features)
 
     @property
     def unread(self) -> int:
-        """As in DraftHead."""
         return self._head.unread

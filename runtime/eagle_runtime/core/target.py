@@ -68,7 +68,7 @@ class Target:
         for start in range(0, len(prompt), self.chunk):
             logits, read = self.read(prompt[start : start + self.chunk])
             features.append(read)
-        return logits[-1], self.joined(features)
+        return logits[-1], self._session.joined(features)
 
     @property
     def keeps_logits(self) -> bool:
@@ -83,12 +83,7 @@ class Target:
         positions = self.cache.length + row_numbers(count)
         out = self._run(np.array(tokens, np.int64), positions, causal(count), rows)
         self.cache.advance(count)
-        return np.array(out["logits"]), self.joined([out["features"]])
-
-    def joined(self, parts: Sequence[Features]) -> Features:
-        """Returns a copy of rows of features [n, Hd], the parts one after the other."""
-        rows: Features = self._session.joined(parts)
-        return rows
+        return np.array(out["logits"]), self._session.joined([out["features"]])
 
     def verify(self, tree: Tree, sampler: Sampler | None = None) -> Verified:
         """One forward pass over all nodes; returns logits [N, V], or a GPU's DeviceLogits, and features [N, Hd], valid

@@ -57,31 +57,26 @@ class AheadHeads(HeadOfText):
         return int(not self._read)
 
     def note(self, features: Features) -> None:
-        """As in DraftHead."""
         self._feature = np.array(features[len(features) - 1 :], self._dtype)  # small, so it may come from a GPU
         self._end += len(features)
         self._read = False
 
     def truncate(self, length: int) -> None:
-        """As in Head."""
         if length != self._end:
             self._feature, self._end, self._read = None, length, True
         self.cache.truncate(min(self.cache.length, length))
 
     def snapshot(self) -> HeadSnapshot:
-        """As in Head."""
         pending = [] if self._feature is None else [self._feature.copy()]
         return HeadSnapshot((), 0, self._end - len(pending), pending)
 
     def restore(self, snapshot: HeadSnapshot) -> None:
-        """As in Head."""
         self.cache.write(snapshot.rows)
         self._end = snapshot.noted_from + sum(map(len, snapshot.pending))
         self._feature = np.array(snapshot.pending[-1][-1:], self._dtype) if snapshot.pending else None
         self._read = self._feature is None
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
-        """As in DraftHead."""
         return self.read_ahead(tokens, ())
 
     def _take_feature(self, tokens: Sequence[int]) -> Float:
@@ -150,7 +145,6 @@ class HydraHeads(AheadHeads):
         return self._level(self._paths, self._ahead)
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
-        """As in DraftHead."""
         place = self._ahead + depth + 1
         if place >= self._heads:
             return self._nothing(len(tokens), place)

@@ -13,7 +13,6 @@ Shapes: B rows of a block, D drafted positions, k tokens per position.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from eagle_runtime.bundle.manifest import BlockSpec
 from eagle_runtime.core.head import Proposal, States, Weigher
 from eagle_runtime.core.session import Session
 from eagle_runtime.core.target import causal, row_numbers
-from eagle_runtime.drafting.head import NEVER, Head
+from eagle_runtime.drafting.head import Head, nothing
 from eagle_runtime.drafting.transitions import LOWEST, Transitions
 
 
@@ -58,7 +57,6 @@ class BlockHead(Head):
         self._position = 0  # that the root's children are for
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
-        """As in DraftHead."""
         return self.read_ahead(tokens, (), rows)
 
     def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int], rows: int | None = None) -> Proposal:
@@ -68,18 +66,10 @@ class BlockHead(Head):
         known = len(ahead)
         count = min((rows or self.row_counts[-1]) + known, self.row_counts[-1])
         self._ids[0] = tokens[-1]
-        if isinstance(features, np.ndarray):
-            features = np.ascontiguousarray(features, self._feature_dtype)
-        out: dict[str, Any] = self._session.run(
-            {
-                "input_ids": self._ids[:count],
-                "features": features,
-                "position_ids": root + self._offsets[:count],
-                "tree_mask": self._mask[:count, :count],
-                "logit_rows": self._drafting[: count - int(self._drafting[0])],
-            },
-            self.cache,
-        )
+        positions, mask = root + self._offsets[:count], self._mask[:count, :count]
+        wanted = self._drafting[: count - int(self._drafting[0])]
+        feeds = self._feeds(self._ids[:count], features, positions, mask, wanted)
+        out = self._session.run(feeds, self.cache)
         self.cache.advance(len(features))
         self._have_read()
         self._position = root + 1 + known
@@ -97,10 +87,9 @@ class BlockHead(Head):
         """As in DraftHead, without a forward pass. hidden: not looked at."""
         count, place = len(tokens), depth + 1
         position = self._position + place
-        states = np.zeros(count, np.int64)
         if place >= len(self._tokens):
-            never = np.full((count, self.top_k), NEVER, np.float32)
-            return Proposal(np.zeros((count, self.top_k), np.int64), never, states, position)
+            return nothing(count, self.top_k, position)
+        states = np.zeros(count, np.int64)
         if self._transitions is None:
             rows = np.full(count, place)
             return Proposal(self._tokens[rows], self._log_probs[rows], states, position)

@@ -65,8 +65,7 @@ def cost_aware_drafter(
         predicted=parts.predicted,
         lookahead=parts.lookahead,
         datastore=parts.datastore if lookup else None,
-        weighed=index is not None,
-        ranker=None if head is None else ranker,
+        ranker=ranker,
     )
     return constrained(drafter, parts.lookahead, head=own)
 

@@ -28,7 +28,6 @@ class CheckedDrafter(Drafter):
         self.prompt_rows = checked_int("prompt_rows", getattr(drafter, "prompt_rows", 1), 1, PROMPT_ROWS)
 
     def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
-        """As in Drafter."""
         tree = self._drafter.grow([*tokens], max_nodes)  # a copy: the loop goes on with the list itself
         ids, parents = np.asarray(tree.tokens, np.int64), np.asarray(tree.parents, np.int64)
         if not 1 <= len(ids) <= max_nodes or len(parents) != len(ids):
@@ -42,10 +41,8 @@ class CheckedDrafter(Drafter):
         return Tree(ids, parents, np.asarray(tree.scores, np.float32))
 
     def learn(self, step: Step) -> None:
-        """As in Drafter."""
         self._drafter.learn(step)
 
     def learn_prompt(self, tokens: Sequence[int], logits: Float) -> None:
-        """As in Drafter."""
         if (learn := getattr(self._drafter, "learn_prompt", None)) is not None:
             learn([*tokens], logits)

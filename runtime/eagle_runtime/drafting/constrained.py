@@ -52,7 +52,6 @@ class ConstrainedHead(WrappedHead):
             self._forced = ()
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
-        """As in DraftHead."""
         self._paths, forced = [], self._forced
         if forced:
             proposal = self._head.read_ahead(tokens[: -len(forced)], forced, rows)
@@ -62,7 +61,6 @@ class ConstrainedHead(WrappedHead):
         return self._masked(proposal, [()])
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
-        """As in DraftHead."""
         paths = [
             (*(self._paths[parent] if parent >= 0 else ()), token)
             for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True)
@@ -110,7 +108,6 @@ class ConstrainedDrafter(Drafter):
         self._own = 0  # nodes of the drafter's tree, its root included; 0 without one
 
     def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
-        """As in Drafter."""
         self._lookahead.begin()
         forced = self._lookahead.forced(min(MAX_DEPTH, max_nodes - 1))
         self._forced, self._own = len(forced), 0

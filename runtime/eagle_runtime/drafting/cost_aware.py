@@ -58,16 +58,14 @@ class CostAwareDrafter(Drafter):
         predicted: PredictedText | None = None,
         lookahead: Lookahead | None = None,
         datastore: Datastore | None = None,
-        weighed: bool = False,
         ranker: Ranker | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """head: proposes tokens; without one the tree holds n-gram matches alone. costs: learn from each cycle's
         passes. top_k: size of the beam, and children per node. lookup: whether n-gram matches are candidates too.
-        index: finds them; None makes an NgramIndex. weighed: whether the head's chances include the index's already.
-        predicted: a text that is searched for matches before the output is. datastore: a text that is searched where
-        neither has a match as long. lookahead: says which matches a constraint allows. ranker: orders the head's
-        proposals."""
+        index: finds them, and the head's chances include its matches already; None makes an NgramIndex. predicted: a
+        text that is searched for matches before the output is. datastore: a text that is searched where neither has a
+        match as long. lookahead: says which matches a constraint allows. ranker: orders the head's proposals."""
         self._head = head if head is None or ranker is None else RankedHead(head, ranker)
         self._costs = costs
         self._timer = CycleTimer(costs, clock)
@@ -82,7 +80,7 @@ class CostAwareDrafter(Drafter):
         self._predicted = predicted
         self._lookahead = lookahead
         self._datastore = datastore
-        self._weighed = weighed and predicted is None
+        self._weighed = index is not None and predicted is None
         self._child_chances = np.array(CHILD_CHANCES)
         self._last: _Draft | None = None  # None: the last tree was its root alone
         self._drafted = False  # whether the head has read the prompt
@@ -95,7 +93,6 @@ class CostAwareDrafter(Drafter):
         return self._head.reading(tokens) if self._first_level_pays(self._costs.now, len(tokens)) else None
 
     def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
-        """As in Drafter."""
         self._searched, others = None, self._costs.others
         if others == 0:
             return self._grown(tokens, max_nodes)

@@ -59,7 +59,7 @@ class CostSource(Protocol):
         """Learn from the timed passes of a cycle, the verification last."""
 
 
-class LearnedCosts:
+class LearnedCosts(CostSource):
     """The costs of one loaded bundle, shared by its twins. Passes are noted as they run, within a step of generation;
     callers that let several threads use a model hold its lock around each step. Reading needs no lock: the
     estimate is replaced, never changed in place."""
@@ -97,7 +97,6 @@ class LearnedCosts:
 
     @property
     def others(self) -> int:
-        """As in CostSource."""
         return self._others()
 
     def share(self, others: Callable[[], int], timed: deque[Timed]) -> None:

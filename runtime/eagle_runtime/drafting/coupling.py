@@ -58,7 +58,6 @@ class RankedHead(WrappedHead):
         self._ranker = ranker
 
     def reading(self, tokens: Sequence[int]) -> HeadPass | None:
-        """As in DraftHead."""
         return self._head.reading(tokens)
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
@@ -66,7 +65,6 @@ class RankedHead(WrappedHead):
         return self._ranked(self._head.catch_up(tokens, self._ranker, rows))
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
-        """As in DraftHead."""
         return self._ranked(self._head.feed(tokens, hidden, parents, committed, depth))
 
     def _ranked(self, proposal: Proposal) -> Proposal:
@@ -74,7 +72,7 @@ class RankedHead(WrappedHead):
         return Proposal(*ranked, proposal.hidden, proposal.position)
 
 
-class GreedyRanker:
+class GreedyRanker(Ranker):
     """For temperature 0: the chance that the target holds a token likeliest."""
 
     def rank(self, tokens: Int, log_probs: Float, position: int) -> tuple[Int, Float]:
@@ -89,11 +87,10 @@ class GreedyRanker:
         return tokens, np.minimum(np.maximum(log_chances, NEVER), 0).astype(np.float32)
 
     def weights(self, position: int, levels: int, known: Int | None) -> Weights:
-        """As in Weigher."""
         return Weights(np.array([1 / HEAD_NOISE, 1, 1 / HEAD_NOISE - 1, 0, 1], np.float32))
 
 
-class GumbelRanker:
+class GumbelRanker(Ranker):
     """For temperatures above 0: the chance that a token is drawn. One object per generation."""
 
     def __init__(self, sampler: Sampler, weight: float = NOISE_WEIGHT) -> None:

@@ -20,7 +20,7 @@ from eagle_runtime.core.decoding_state import common_prefix
 from eagle_runtime.core.head import ForgettingHead, Proposal, States, Weigher
 from eagle_runtime.core.target import Features, Target, row_numbers
 from eagle_runtime.drafting.build import cost_aware_drafter, sequoia_drafter, shaped_drafter
-from eagle_runtime.drafting.head import MOST_AHEAD, NEVER, SCRATCH, OutputCheck
+from eagle_runtime.drafting.head import MOST_AHEAD, SCRATCH, OutputCheck, nothing
 from eagle_runtime.drafting.method import Method, Trees
 
 CHILDREN = 16  # tokens proposed per row: more than the ten of a beam
@@ -51,7 +51,6 @@ class DraftModelHead(ForgettingHead):
 
     @property
     def unread(self) -> int:
-        """As in DraftHead."""
         return max(1, self._noted + 1 - self.cache.length)
 
     def truncate(self, length: int) -> None:
@@ -63,7 +62,7 @@ class DraftModelHead(ForgettingHead):
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead, but reads the whole text."""
         if len(tokens) > self.cache.capacity:
-            return self._nothing(1, len(tokens))
+            return nothing(1, self.top_k, len(tokens))
         kept = min(common_prefix(self._read, tokens), self.cache.length, len(tokens) - 1)
         self.cache.truncate(kept)
         del self._read[kept:]
@@ -74,7 +73,6 @@ class DraftModelHead(ForgettingHead):
         return self._proposal(logits, len(tokens))
 
     def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int], rows: int | None = None) -> Proposal:
-        """As in DraftHead."""
         return self.catch_up([*tokens, *ahead])
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
@@ -83,14 +81,10 @@ class DraftModelHead(ForgettingHead):
         tree = self._tree if depth else ROOT_ALONE
         self._tree = tree = tree.with_level(tokens, parents, depth)
         if len(tree.tokens) > self.cache.room:
-            return self._nothing(len(tokens), committed + depth + 1)
+            return nothing(len(tokens), self.top_k, committed + depth + 1)
         new = row_numbers(len(tree.tokens))[-len(tokens) :]
         logits = self._model.look_at(tree.tokens, tree.depths, tree.visible, new)
         return self._proposal(logits, committed + depth + 1)
-
-    def _nothing(self, rows: int, position: int) -> Proposal:
-        shape = (rows, self.top_k)
-        return Proposal(np.zeros(shape, np.int64), np.full(shape, NEVER, np.float32), row_numbers(rows), position)
 
     def _proposal(self, logits: Any, position: int) -> Proposal:
         """logits [R, V], on the host or where the engine keeps them."""

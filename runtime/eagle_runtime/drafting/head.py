@@ -53,18 +53,11 @@ class Head(HeadOfText):
         self._read: Proposal | None = None  # for the last row, which was read in a pass with those of other texts
         self._output_check = OutputCheck(vocab_size)
 
-    def joined(self, parts: Sequence[Features]) -> Features:
-        """Returns rows of features [n, Hd], the parts one after the other."""
-        rows: Features = self._session.joined(parts)
-        return rows
-
     @property
     def unread(self) -> int:
-        """As in DraftHead."""
         return self._unread
 
     def note(self, features: Features) -> None:
-        """As in DraftHead."""
         self._read = None
         self._noted.append(features)
         self._unread += len(features)
@@ -83,7 +76,7 @@ class Head(HeadOfText):
             return
         self.cache.truncate(min(self.cache.length, length - self._first))
         if (kept := max(0, length - self._noted_from)) < self._unread:
-            self._noted = [self.joined(self._noted)[:kept]] if kept else []
+            self._noted = [self._session.joined(self._noted)[:kept]] if kept else []
             self._unread = kept
         self._noted_from = min(self._noted_from, length)
 
@@ -100,7 +93,6 @@ class Head(HeadOfText):
         self._unread = sum(map(len, snapshot.pending))
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
-        """As in DraftHead."""
         if self._read is not None:
             proposal, self._read = self._read, None
             return proposal
@@ -137,7 +129,7 @@ class Head(HeadOfText):
     def _to_read(self, tokens: Sequence[int]) -> tuple[Int, Features]:
         """Returns the tokens [n] and features [n, Hd] of the rows to read next, after those in the cache."""
         count, end = min(self._unread, WINDOW), self._noted_from + self._unread
-        features = self._noted[0] if len(self._noted) == 1 else self.joined(self._noted)
+        features = self._noted[0] if len(self._noted) == 1 else self._session.joined(self._noted)
         if self._first + self.cache.length != end - count:
             self.cache.truncate(0)
             self._first = end - count
@@ -153,7 +145,6 @@ class Head(HeadOfText):
         self._noted, self._unread, self._noted_from = [], 0, self._noted_from + self._unread
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
-        """As in DraftHead."""
         # The root's children are fed at the position right after the committed rows, each level one further.
         positions = np.full(len(tokens), committed + depth, np.int64)
         mask = self._scratch_mask(parents, self.cache.length - committed)
@@ -192,6 +183,12 @@ class Head(HeadOfText):
         # Row i holds the token at i + 1, and proposes the one after it.
         position = self._first + int(positions[-1]) + 2
         return Proposal(token_ids, log_probs, self._session.joined([out["hidden"]]), position)
+
+
+def nothing(rows: int, top_k: int, position: int) -> Proposal:
+    """Returns proposals that never come, of a head that looks at no hidden states."""
+    shape = (rows, top_k)
+    return Proposal(np.zeros(shape, np.int64), np.full(shape, NEVER, np.float32), np.zeros(rows, np.int64), position)
 
 
 class OutputCheck:

@@ -39,7 +39,6 @@ class LookupDrafter(Drafter):
         self._nodes = nodes
 
     def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
-        """As in Drafter."""
         most, depth = min(self._nodes, max_nodes) - 1, self._num_drafted
         following, length = longest_match(self._index, self._predicted, tokens, min(depth, most))
         store, beyond = self._datastore, max(0, length - 1)

@@ -56,7 +56,6 @@ class NgramIndex:
         return _longest(known, reversed(places), known)
 
     def continuation(self, place: int, count: int) -> list[int]:
-        """As in following_tokens."""
         return following_tokens(self._tokens, place, count)
 
 
@@ -87,7 +86,6 @@ class SuffixAutomaton:
         return self._match
 
     def continuation(self, place: int, count: int) -> list[int]:
-        """As in following_tokens."""
         return following_tokens(self._tokens, place, count)
 
     def _add(self, token: int) -> None:

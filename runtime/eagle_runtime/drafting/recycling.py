@@ -56,7 +56,6 @@ class RecyclingHead(DraftHead):
         """Features say nothing here."""
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
-        """As in DraftHead."""
         self.index.extend(tokens)
         self._root, self._paths = _Path(tuple(tokens[-self.habits.order :]), *self.index.match()), []
         self._position = len(tokens)
@@ -121,17 +120,14 @@ class RecyclingDrafter(Drafter):
         self._tree: Tree | None = None
 
     def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
-        """As in Drafter."""
         self._before = tuple(tokens[-self._habits.order : -1])
         self._tree = self._drafter.grow(tokens, max_nodes)
         return self._tree
 
     def learn_prompt(self, tokens: Sequence[int], logits: Float) -> None:
-        """As in Drafter."""
         self._habits.learn(tokens, logits)
 
     def learn(self, step: Step) -> None:
-        """As in Drafter."""
         tree, self._tree = self._tree, None
         if tree is not None and step.logits is not None:
             rows = step.logits
@@ -140,7 +136,7 @@ class RecyclingDrafter(Drafter):
         self._drafter.learn(step)
 
 
-class HostCosts:
+class HostCosts(CostSource):
     """What passes of a bundle cost, with levels of the tree that the host alone grows: the mean of their seconds."""
 
     def __init__(self, costs: CostSource) -> None:
@@ -152,7 +148,6 @@ class HostCosts:
 
     @property
     def now(self) -> Costs:
-        """As in LearnedCosts."""
         moved = abs(self._level_s - self._shown_s) > 0.1 * self._shown_s
         if self._costs.now is not self._made_of or moved:
             self._made_of, self._shown_s = self._costs.now, self._level_s
@@ -163,12 +158,10 @@ class HostCosts:
 
     @property
     def others(self) -> int:
-        """As in LearnedCosts."""
         return self._costs.others
 
     @property
     def asks_for_plain(self) -> bool:
-        """As in LearnedCosts."""
         return self._costs.asks_for_plain
 
     def learn(self, passes: Sequence[Pass]) -> None:

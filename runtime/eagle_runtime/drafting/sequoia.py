@@ -177,7 +177,6 @@ class SequoiaDrafter(Drafter):
         self._cost = 0.0  # of the last tree, in verifications of one token; 0: the head took no part
 
     def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
-        """As in Drafter."""
         self._timer.begin(len(tokens) - 1)
         self._cost = 0.0
         self._head.forget()
@@ -221,7 +220,7 @@ class SequoiaDrafter(Drafter):
             level = level[: self._head.row_counts[-1] + 1]
         chances = counts.chances()[: self._levels, : self._ranks]
         plan = planned(chances, costs.target.at(context)[1:], level, free)
-        counts.keep_plan(others, plan, costs)
+        counts.plans[others] = plan, costs, counts.verifications
         return plan
 
 
@@ -265,7 +264,6 @@ class _WatchedHead(WrappedHead):
         self.proposals = []
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
-        """As in DraftHead."""
         context, read = self.cache.length, min(self.unread, WINDOW)
         counts = self.row_counts[-1] if self.free_levels else read
         self._lap = counts if context and read <= HEAD_ROWS[-1] else 0, context
@@ -275,7 +273,6 @@ class _WatchedHead(WrappedHead):
         return proposal
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
-        """As in DraftHead."""
         if not self.free_levels:
             self._timer.end_lap(*self._lap)
             self._lap = len(tokens), self.cache.length

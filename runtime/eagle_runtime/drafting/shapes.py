@@ -164,7 +164,6 @@ class EagleDrafter(Drafter):
         self._shape = shape
 
     def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
-        """As in Drafter."""
         first = self._head.catch_up(tokens)
         if first.log_probs[0, 0] <= NEVER / 2:  # nothing is proposed, whatever random numbers have added
             return root_only(tokens[-1])

@@ -73,7 +73,6 @@ class MergingDrafter(Drafter):
         return merged(self._trees)
 
     def learn(self, step: Step) -> None:
-        """As in Drafter."""
         emitted = step.tokens.tolist()[: step.num_accepted]
         for number, tree in enumerate(self._trees):
             self._accepted[number] += followed(tree, emitted)

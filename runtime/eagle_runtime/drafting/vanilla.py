@@ -21,12 +21,10 @@ class NoDraft(Drafter):
         self._timer = CycleTimer(costs, clock)
 
     def grow(self, tokens: Sequence[int], max_nodes: int) -> Tree:
-        """Returns the root alone."""
         self._timer.begin(len(tokens) - 1)
         return root_only(tokens[-1])
 
     def learn(self, step: Step) -> None:
-        """Reports the cycle's seconds to the costs."""
         self._timer.end(1)
 
 
