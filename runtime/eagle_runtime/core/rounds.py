@@ -92,16 +92,12 @@ class Rounds:
         """step: calls a function when it is the caller's turn on the engines (Engines.step). session: the target's."""
         self._step = step
         self._most = session.most_texts if session is not None and session.joins else 1
+        self.joins = self._most > 1  # whether a round has one forward pass for all
         self._members: set[Member] = set()
         self._waiting: list[Wish] = []
         self._changed = threading.Condition()
         self.others = 0
         self.timed: deque[Timed] = deque(maxlen=TIMED)
-
-    @property
-    def joins(self) -> bool:
-        """Whether a round has one forward pass for all."""
-        return self._most > 1
 
     def enter(self) -> Member:
         """A generation begins."""

@@ -59,6 +59,7 @@ class Target:
         self.chunk = chunk or PREFILL_CHUNK
         self.cache = session.new_cache(capacity)
         self.vocab_size = int(session.outputs["logits"].shape[2])
+        self.keeps_logits = "watched_ids" in session.inputs  # whether they stay on a GPU unless they are asked for
         self._mask_dtype = session.inputs["tree_mask"].dtype
 
     def prefill(self, prompt: Sequence[int]) -> tuple[Float, Features]:
@@ -69,11 +70,6 @@ class Target:
             logits, read = self.read(prompt[start : start + self.chunk])
             features.append(read)
         return logits[-1], self._session.joined(features)
-
-    @property
-    def keeps_logits(self) -> bool:
-        """Whether logits stay on a GPU unless they are asked for."""
-        return "watched_ids" in self._session.inputs
 
     def read(self, tokens: Sequence[int], last: int = 1) -> tuple[Float, Features]:
         """Read the next tokens of a text, at most `chunk`, and commit their rows; returns the logits [R, V] of the

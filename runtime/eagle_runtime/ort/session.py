@@ -180,6 +180,7 @@ class OrtSession(BoundSession):
         self._by_rows: dict[int, Bound] = {}  # of the numbers of rows that trees have
         self._announce = None if operators is None else operators.announce_texts
         self.joins = self.exact and self.native
+        self.may_join = self._announce is not None  # whether the operators learn which texts a pass has
 
     def close(self) -> None:
         self._by_rows.clear()  # each holds the engine, which has the weights mapped
@@ -262,11 +263,6 @@ class OrtSession(BoundSession):
                 array = new[index % count][index // count]
                 bound.binding.bind_output(name, "cpu", 0, array.dtype.type, (1, *array.shape), array.ctypes.data)
             bound.new = place
-
-    @property
-    def may_join(self) -> bool:
-        """Whether the operators learn which texts a pass has, so that the graph may join them."""
-        return self._announce is not None
 
     def run_together(self, passes: Sequence[tuple[Mapping[str, Any], Any]]) -> list[dict[str, Array]]:
         assert self._announce is not None and self.padding.rows(1) == 1, "the caller looks at `joins`"

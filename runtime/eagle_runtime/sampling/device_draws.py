@@ -19,18 +19,15 @@ AHEAD = 8  # positions whose random numbers are made while the target's forward 
 
 
 class DeviceDraws:
-    """Of one sampler, whose scores and random numbers it shares."""
+    """Of one sampler, whose scores and random numbers it shares. inverse_temperature: what logits are multiplied by for
+    `Candidates.log_sum_exp`; 1 at temperature 0."""
 
     def __init__(self, scores: Scores, noise: Noise) -> None:
         self._scores, self._noise, self._vocab_size = scores, noise, len(scores.seen)
+        self.inverse_temperature = 1 / scores.params.temperature if scores.params.temperature > 0 else 1.0
         bias = scores.params.logit_bias
         raised = [token for token, value in bias.items() if value > 0]
         self._raised = np.array(sorted(raised, key=bias.__getitem__, reverse=True), np.int64)
-
-    @property
-    def inverse_temperature(self) -> float:
-        """What logits are multiplied by for `Candidates.log_sum_exp`; 1 at temperature 0."""
-        return 1 / self._scores.params.temperature if self._scores.params.temperature > 0 else 1.0
 
     def watched(self, positions: Int, count: int) -> Int:
         """Returns the tokens [n, count] to be watched where tokens of absolute positions [n] are drawn: those that a

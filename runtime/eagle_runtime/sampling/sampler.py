@@ -59,7 +59,7 @@ class Sampler:
         """late: tokens that cannot be among the first `least`. log_probs: how many of the likeliest tokens to record
         for each position with their log-probabilities and that of the token drawn; None records nothing. matcher: of
         the output's constraint, at its beginning; used by this sampler alone."""
-        self.params = params
+        self.params, self.matcher = params, matcher
         self.scores = Scores(params, prompt, vocab_size, late, least, matcher)
         self._noise = Noise(params.seed, vocab_size)
         self.exponential_noise = self._noise.at  # an absolute position -> its random numbers [V]
@@ -71,11 +71,6 @@ class Sampler:
     def position(self) -> int:
         """The absolute position of the next token."""
         return self.scores.position
-
-    @property
-    def matcher(self) -> Matcher | None:
-        """Of the output's constraint."""
-        return self.scores.matcher
 
     @property
     def on_device(self) -> DeviceDraws:

@@ -69,7 +69,8 @@ class Scores:
 
     position: absolute, of the next token. seen [V]: tokens of prompt and output; counts [V]: of the output. late: that
     cannot come before position `late_until`. special [V]: tokens with a bias, a penalty, or a first position. raw:
-    whether logits are only divided by the temperature and filtered."""
+    whether logits are only divided by the temperature and filtered; takes_highest: whether every token is the one with
+    the highest logit, whatever came before."""
 
     def __init__(
         self,
@@ -105,6 +106,7 @@ class Scores:
             self._added_early[known_late] = -np.inf
             self.special[biased] = self.special[known_late] = True
         self.raw = matcher is None and len(self._added) == 0 and not self._with_history
+        self.takes_highest = self.raw and params.temperature == 0
 
     def add(self, token: int) -> None:
         """The token of the position is drawn."""
@@ -115,11 +117,6 @@ class Scores:
         self.position += 1
         if self.matcher is not None:
             self.matcher.consume(token)
-
-    @property
-    def takes_highest(self) -> bool:
-        """Whether every token is the one with the highest logit, whatever came before."""
-        return self.raw and self.params.temperature == 0
 
     @np.errstate(over="ignore", invalid="ignore")  # what overflows is refused by the caller
     def adjusted(self, logits: Float) -> Float:

@@ -40,17 +40,9 @@ class Text:
         self._template = read("chat_template.jinja")
         self._tool_template = read("chat_template.tool_use.jinja")
         self._config = read("tokenizer_config.json")
+        self.available = self._tokenizer is not None  # whether text can be encoded and decoded
+        self.chat = self.available and self._template is not None  # whether chat messages can be encoded
         self._compiled: dict[str, ChatTemplate] = {}  # by their sources, when first needed
-
-    @property
-    def available(self) -> bool:
-        """Whether text can be encoded and decoded."""
-        return self._tokenizer is not None
-
-    @property
-    def chat(self) -> bool:
-        """Whether chat messages can be encoded: the bundle has a template."""
-        return self.available and self._template is not None
 
     def tokenizer_json(self) -> str | None:
         """Returns the content of a tokenizer.json, without truncation and padding; None without a tokenizer."""

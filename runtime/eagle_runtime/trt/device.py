@@ -110,6 +110,7 @@ class DeviceRows:
         self.address = address
         self.dtype = np.dtype(dtype)
         self.row_bytes = width * self.dtype.itemsize
+        self.nbytes = count * self.row_bytes
         self._device = device
         self._count = count
         self._width = width
@@ -117,11 +118,6 @@ class DeviceRows:
 
     def __len__(self) -> int:
         return self._count
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all rows together."""
-        return self._count * self.row_bytes
 
     def __getitem__(self, index: slice | Int, /) -> DeviceRows:
         if isinstance(index, slice):
