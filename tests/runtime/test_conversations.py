@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import shutil
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,13 +14,14 @@ from typing import Any
 import pytest
 
 from conftest import put_listed, put_tokenizer
-from eagle_runtime import BusyError, ClosedError, ContextError, EagleModel, MemoryLimitError, RequestError
+from eagle_runtime import BusyError, ClosedError, ContextError, EagleModel, MemoryLimitError, RequestError, Result
 from eagle_runtime.app.conversation import Conversation
 from eagle_runtime.app.output import Output
 from eagle_runtime.app.turn import Turn
 from eagle_runtime.core.decoding_state import common_prefix
 from eagle_runtime.core.target import Target
 from insides import turns_of
+from patience import PATIENCE_S
 from thread_calls import Thread
 
 TEMPLATES = {
@@ -476,24 +478,45 @@ def test_eight_threads_on_four_conversations(count: int, model: EagleModel) -> N
 
 
 def test_closing_in_the_middle_of_turns_ends_them(chat_bundle: Callable[..., Path]) -> None:
+    """With a result where a piece was being computed; between two pieces, or before the first, without one."""
+
+    def answered(chat: Conversation) -> tuple[Turn, Result | None]:
+        turn = chat.send("def f(x):", max_new_tokens=400)
+        return turn, [None, *(piece.result for piece in turn)][-1]
+
     for closes_model in (False, True):
         with EagleModel.load(chat_bundle(), threads=1, check_hashes=False) as model:
             chats = [model.conversation() for _ in range(4)]
-            begun = [Thread(lambda chat=chat: list(chat.send("def f(x):", max_new_tokens=400))) for chat in chats]
+            begun = [Thread(lambda chat=chat: answered(chat)) for chat in chats]
             if closes_model:
                 model.close()
             for chat in chats:
                 chat.close()
             for thread in begun:
                 try:
-                    pieces = thread.result()
+                    turn, result = thread.result()
                 except ClosedError:
                     continue
-                assert pieces[-1].result is not None and pieces[-1].result.finish_reason in (
-                    "cancelled",
-                    "stop",
-                    "length",
-                )
+                assert turn.done and turn.result is result
+                assert result is None or result.finish_reason in ("cancelled", "stop", "length")
+
+
+def test_a_turn_that_another_thread_begins_is_closed_too(model: EagleModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its conversation is closed while the turn is made: then it is not decoded without its rows."""
+    chat, turns = model.conversation(), turns_of(model)
+    begin, closing = turns.in_slot, threading.Thread(target=chat.close)
+
+    def interrupted(*arguments: Any) -> Turn:
+        closing.start()
+        closing.join(0.3)  # it waits until the turn is made
+        return begin(*arguments)
+
+    monkeypatch.setattr(turns, "in_slot", interrupted)
+    turn = chat.send("def f(x):", max_new_tokens=20)
+    closing.join(PATIENCE_S)
+    assert turn.done and list(turn) == [] and turn.result is None
+    with pytest.raises(ClosedError):
+        chat.send("more")
 
 
 def test_where_engines_have_one_pair_of_caches_conversations_share_it(

@@ -355,8 +355,10 @@ class Conversation:
     def close(self) -> None:
         """Cancel the running turn, wait for its step unless this is called in it, free the rows; a second call does
         nothing."""
-        self._closed = True
-        if (turn := self._open_turn()) is not None:
+        with self._lock:  # which another thread has that begins a turn
+            self._closed = True
+            turn = self._open_turn()
+        if turn is not None:
             turn.close()
             if not turn.runs_here:
                 turn.wait(PATIENCE_S)
