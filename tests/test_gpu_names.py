@@ -59,6 +59,7 @@ RTX_ONLY = {
     "IRuntimeConfig.cuda_graph_strategy",
     "IRuntimeConfig.dynamic_shapes_kernel_specialization_strategy",
     "IRuntimeConfig.set_runtime_cache",
+    "IExecutionContext.is_stream_capturable",
     "IBuilderConfig.num_compute_capabilities",
     "IBuilderConfig.set_compute_capability",
 }

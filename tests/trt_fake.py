@@ -367,7 +367,8 @@ class FakeContext:
 
 
 class FakeRtxContext(FakeContext):
-    """The same of TensorRT for RTX."""
+    def is_stream_capturable(self, stream: int) -> bool:
+        return self._driver.capturable
 
 
 def write_fake_engines(

@@ -74,6 +74,12 @@ class EngineSession(Session):
         """What frees the engines."""
         return [self._execution.close]
 
+    @property
+    def capturable(self) -> bool | None:
+        """As in Execution."""
+        assert not self._closed, "the session is closed"
+        return self._execution.capturable
+
     def counters(self) -> Counters:
         return self._device.driver.tally.now
 

@@ -171,6 +171,13 @@ class Execution:
             raise self._failure("failed")
         self._seen.add(shape)
 
+    @property
+    def capturable(self) -> bool | None:
+        """Whether forward passes of the shape and profile set last can be captured as graphs; None where the library
+        does not tell."""
+        ask = getattr(self._context, "is_stream_capturable", None)
+        return None if ask is None else bool(self._context.is_stream_capturable(self._device.stream))
+
     def close(self) -> None:
         """Free the engine. The stream must be idle. Raises BackendError once that is done, if a graph could not be
         destroyed."""
