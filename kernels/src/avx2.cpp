@@ -58,12 +58,12 @@ struct Block<R, 4> {
   }
   template <class Fold>
   INLINE static void add(int64_t inputs, int64_t step, Cursor& at, Fold fold) {
-    auto none = [](int) { return Ints{_mm256_setzero_si256(), _mm256_setzero_si256()}; };
+    auto none = [](int) { return Ints{}; };
     auto last = [&](int r, Ints sum) { fold(r, Ints{_mm256_slli_epi32(sum.a, 4), _mm256_slli_epi32(sum.b, 4)}); };
     if (inputs == 16) return add_groups<4>(at, step, none, last);
     if (inputs == 32) return add_groups<8>(at, step, none, last);
     Ints sums[R];
-    UNROLLED for (int r = 0; r < R; r++) sums[r] = none(r);
+    UNROLLED for (int r = 0; r < R; r++) sums[r] = Ints{};
     auto before = [&](int r) { return sums[r]; };
     auto after = [&](int r, Ints sum) { sums[r] = sum; };
     for (int64_t k = 0; k < inputs; k += 32) add_groups<8>(at, step, before, after);

@@ -63,8 +63,8 @@ class BlockReader(nn.Module):
 def _keys_and_values(config: HeadConfig) -> Attention:
     """The part of an Attention that makes keys and values."""
     attention = Attention(config, config.hidden_size)
-    for name in ("q_proj", "o_proj", "q_norm"):
-        attention._modules.pop(name, None)
+    for name in ("q_proj", "o_proj", *(["q_norm"] if config.qk_norm else [])):
+        delattr(attention, name)
     return attention
 
 
