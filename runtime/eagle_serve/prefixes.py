@@ -36,6 +36,10 @@ class _State:
         self.busy, self.ids = True, prompt
         return self
 
+    def give_back(self, ids: Ids, used: int) -> None:
+        """The turn has ended. used: a number that grows with each turn."""
+        self.ids, self.used, self.busy = ids, used, False
+
 
 class Prefixes:
     """The states of a model. most: how many are kept at once; the model's budget of memory may empty some of them."""
@@ -106,7 +110,7 @@ class Prefixes:
         read = state.chat.token_ids
         whole = read if read[: len(prompt)] == tuple(prompt) else prompt
         with self._lock:
-            state.ids, state.used, state.busy = np.asarray(whole, np.int64), next(self._clock), False
+            state.give_back(np.asarray(whole, np.int64), next(self._clock))
 
 
 def common(first: Ids, second: Ids) -> int:

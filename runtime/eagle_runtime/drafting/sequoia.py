@@ -220,7 +220,7 @@ class SequoiaDrafter(Drafter):
             level = level[: self._head.row_counts[-1] + 1]
         chances = counts.chances()[: self._levels, : self._ranks]
         plan = planned(chances, costs.target.at(context)[1:], level, free)
-        counts.plans[others] = plan, costs, counts.verifications
+        counts.keep_plan(others, plan, costs)
         return plan
 
 

@@ -141,8 +141,7 @@ class RowKeeper:
         write_ids(path, self._path.out("path", {}))
         self._path.send()
         self._execution.run(PassShape(()))
-        cache.append(self._kept, self._pitch, KEPT_ROWS)
-        cache.length += len(path)
+        cache.commit(self._kept, self._pitch, KEPT_ROWS, len(path))
         kept = empty_rows(self._device, len(path), self._width, self._dtype)
         self._device.driver.copy(kept.address, self._features, kept.nbytes, self._device.stream)
         return kept
