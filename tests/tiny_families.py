@@ -16,10 +16,11 @@ VOCAB, HIDDEN, LAYERS, CONTEXT = 64, 32, 4, 256
 
 @dataclass(frozen=True)
 class Row:
-    """A family, and how its config differs from that of all."""
+    """A family, and how its config differs from that of all. query_gain: of norms of queries."""
 
     model_type: str
     config: dict[str, Any] = field(default_factory=dict)
+    query_gain: float = 1.0
 
 
 PARTIAL_LONGROPE = {
@@ -63,6 +64,7 @@ TINY_YARN = {
         "original_max_position_embeddings": CONTEXT // 4,
     }
 }
+NO_SCALE = 0.25  # of gains, where attention multiplies scores by nothing
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 # A family is one row here and one declaration in export/eagle_export/reading/families.
 ROWS = {
@@ -81,6 +83,34 @@ ROWS = {
     "Gemma": Row("gemma", {"head_dim": 16}),
     "Gemma-2": Row("gemma2", {"head_dim": 16, "sliding_window": 12, "query_pre_attn_scalar": 24, **CAPS}),
     "Gemma-3": Row("gemma3_text", {"head_dim": 16, "sliding_window": 70, "sliding_window_pattern": 3}),
+    "Gemma-4, with layers that use others' keys": Row(
+        "gemma4_text",
+        {
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "num_key_value_heads": 1,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "vocab_size_per_layer_input": VOCAB,
+            "hidden_size_per_layer_input": 8,
+            "sliding_window": 12,
+            "final_logit_softcapping": 3.0,
+        },
+        NO_SCALE,
+    ),
+    "Gemma-4, with values that are keys": Row(
+        "gemma4_text",
+        {
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "sliding_window": 70,
+        },
+        NO_SCALE,
+    ),
     "SmolLM3": Row("smollm3", {"no_rope_layer_interval": 2}),
     "Granite": Row("granite", MULTIPLIERS),
     "OLMo-2": Row("olmo2"),
@@ -154,6 +184,8 @@ def source_of(row: Row) -> Any:
     for name, parameter in [*model.named_parameters(), *corrections]:
         if name.endswith(("norm.weight", "bias", "gate.weight", "sinks")):  # else all ones or zeros
             torch.nn.init.normal_(parameter, parameter.mean().item(), 0.3)
+        if name.endswith("q_norm.weight"):
+            parameter.data *= row.query_gain
     return model
 
 

@@ -297,9 +297,10 @@ ONE_NODE = (
     "ERNIE 4.5",
 )
 BIASED = "Qwen2.5, tied, upper layers with a window"
-# Rotations before norms, or of heads of this width, queries that grow, and MLPs without a gate are steps
-# of their own.
-APART = ("Hunyuan", "GLM-4", "GLM-4-0414", "OLMo-3", "Ministral-3", "EXAONE 4.0", "AFM")
+# Rotations before norms, or of heads of this width, queries that grow, MLPs without a gate and multipliers after layers
+# are steps of their own.
+GEMMA4 = ("Gemma-4, with layers that use others' keys", "Gemma-4, with values that are keys")
+APART = ("Hunyuan", "GLM-4", "GLM-4-0414", "OLMo-3", "Ministral-3", "EXAONE 4.0", "AFM", *GEMMA4)
 MIXTURES = (
     "Mixtral",
     "Qwen3-MoE, one layer without experts",

@@ -22,6 +22,7 @@ from eagle_runtime import EagleModel
 from eagle_runtime.base.tree import root_only
 from eagle_runtime.core import cache as cache_module
 from eagle_runtime.core.cache import ALIGNMENT, FIRST, KEPT, STEP, Cache, HeadMajorCache, KVCache, aligned_empty
+from eagle_runtime.core.mixed_cache import MixedCache
 from eagle_runtime.core.target import Target
 from insides import sessions_of
 
@@ -197,6 +198,54 @@ class Int8Machine(HeadMajorMachine):
         return [whole[0::2], whole[1::2], rows[0::2, ..., :1], rows[1::2, ..., :1]]
 
 
+class MixedMachine(CacheMachine):
+    """Two caches of rows, of one and of two heads, that are one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [KVCache(LAYERS, CAPACITY, heads, WIDTH, np.float64) for heads in (HEADS, 1)]
+        self.cache: MixedCache = MixedCache(self.parts)
+
+    def write(self, count: int) -> list[int]:
+        tags = [next(self.tags) for _ in range(count)]
+        self.cache.make_room(count)
+        for part in self.parts:
+            heads = part.rows.shape[2]
+            part.rows[:, self.cache.length : self.cache.length + count] = marks(tags)[:, :, :heads]
+        return tags
+
+    def check_rows(self) -> None:
+        for rows, heads in zip(self.cache.read(), (HEADS, 1), strict=True):
+            np.testing.assert_array_equal(rows, marks(self.expected)[:, :, :heads])
+
+
+class MixedHeadMajorMachine(CacheMachine):
+    """The same with caches that keep heads apart, as a portable graph writes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [HeadMajorCache(LAYERS, MANY, heads, WIDTH, PIECES) for heads in (HEADS, 1)]
+        self.cache: MixedCache = MixedCache(self.parts)
+
+    def write(self, count: int) -> list[int]:
+        tags = [next(self.tags) for _ in range(count)]
+        self.cache.make_room(count)
+        for part, heads in zip(self.cache.each(), (HEADS, 1), strict=True):
+            assert isinstance(part, HeadMajorCache)
+            part.expect(count)
+            for array, content in zip(part.written, (marks(tags)[0::2], marks(tags)[1::2]), strict=True):
+                array[:] = content[:, :, :heads]
+        return tags
+
+    def check_rows(self) -> None:
+        read = iter(self.cache.read())
+        for heads in (HEADS, 1):
+            for content in (marks(self.expected)[0::2], marks(self.expected)[1::2]):
+                rows = next(read)
+                np.testing.assert_array_equal(rows.reshape(*rows.shape[:2], heads, WIDTH), content[:, :, :heads])
+        assert next(read, None) is None
+
+
 def marks(tags: list[int]) -> npt.NDArray[np.float64]:
     """Returns the content of rows [2 * layers, rows, heads, width]: every number of every row is different."""
     places = np.arange(2 * LAYERS * HEADS * WIDTH).reshape(2 * LAYERS, 1, HEADS, WIDTH) / 64
@@ -205,9 +254,32 @@ def marks(tags: list[int]) -> npt.NDArray[np.float64]:
 
 TestRows, TestHeadMajor, TestInt8 = RowsMachine.TestCase, HeadMajorMachine.TestCase, Int8Machine.TestCase
 TestNative = NativeMachine.TestCase
+TestMixed, TestMixedHeadMajor = MixedMachine.TestCase, MixedHeadMajorMachine.TestCase
 TestRows.settings = TestHeadMajor.settings = TestInt8.settings = TestNative.settings = settings(
     max_examples=40, stateful_step_count=15, deadline=None
 )
+TestMixed.settings = TestMixedHeadMajor.settings = TestRows.settings
+
+
+def test_rows_of_a_mixed_cache_are_read_and_written() -> None:
+    """Rows of another model change nothing; an interrupt between two parts neither."""
+    caches = [MixedCache([KVCache(LAYERS, CAPACITY, heads, WIDTH) for heads in (HEADS, 1)]) for _ in range(2)]
+    first, second = caches
+    for part in first.parts:
+        part.rows[:] = np.arange(CAPACITY, dtype=np.float32)[:, None, None]
+    first.advance(5)
+    second.write(first.read())
+    assert second.length == 5 and second.token_bytes == sum(part.token_bytes for part in second.parts)
+    for mine, other in zip(second.read(), first.read(), strict=True):
+        np.testing.assert_array_equal(mine, other)
+    with pytest.raises(ValueError, match="do not fit a cache"):
+        second.write(first.read()[:1])
+    assert second.length == 5
+    second.parts[1].length = 2  # as an interrupt between two parts would leave it
+    second.truncate(4)
+    assert [part.length for part in second.parts] == [4, 4]
+    second.pretend(7)
+    assert (second.length, second.room) == (7, CAPACITY - 7)
 
 
 def test_a_head_major_cache_shrinks_when_it_is_emptied() -> None:

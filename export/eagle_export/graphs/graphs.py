@@ -56,7 +56,7 @@ class TargetGraph(nn.Module):
         self.model = model.model
         self.lm_head = model.lm_head
         self.taps = taps
-        self.numbers = tuple(range(len(windows)))  # of the layers that it has: a trace may go without some
+        self.numbers = tuple(range(len(family.rows(config))))  # of the layers with keys: a trace may go without some
         self.head_reader = reader  # a name that no target's own parameter has
 
     def forward(
@@ -68,8 +68,9 @@ class TargetGraph(nn.Module):
         past: list[Rows],
         tapped: Sequence[Tensor] = (),
     ) -> tuple[Tensor, Tensor, list[Rows], list[Tensor]]:
-        """tapped: the hidden states [1,T,H] at the taps, which a trace connects (repeated_layers.py). Returns logits
-        [1,R,V] fp32, features [1,T,Hd], and per layer new rows and the hidden state after it [1,T,H]."""
+        """tapped: the hidden states [1,T,H] at the taps, which a trace connects (repeated_layers.py), unless the family
+        links layers. Returns logits [1,R,V] fp32, features [1,T,Hd], per layer with keys new rows and, if a trace
+        connects layers, per layer the hidden state after it [1,T,H]."""
         cache = _NewRows(past, self.numbers)
         after: list[Tensor] = []
         hooks = [
@@ -90,6 +91,8 @@ class TargetGraph(nn.Module):
         ).last_hidden_state
         for hook in hooks:
             hook.remove()
+        if self.family.linked:
+            tapped, after = [after[tap - 1] for tap in self.taps], []
         logits = self.lm_head(hidden.index_select(1, logit_rows)).float()
         logits, features, reader = self.family.logits(self.config, logits), hidden, self.head_reader
         if isinstance(reader, BlockReader):

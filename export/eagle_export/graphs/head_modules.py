@@ -28,7 +28,7 @@ Logits = Callable[[Tensor], Tensor] | None
 def _traced(module: nn.Module, config: HeadConfig, dtype: torch.dtype) -> ir.Model:
     layers, kind = config.num_layers, KINDS[config.kind]
     norms = layers * (4 if config.qk_norm else 2) + kind.norms - (config.output_norm == "none")
-    layout = Layout(layers, config.num_kv_heads, config.head_dim, dtype)
+    layout = Layout(((config.num_kv_heads, config.head_dim),) * layers, dtype)
     return trace_draft(module, config, layout, Expected(attention=layers, rms_norm=norms, rotary=2 * layers))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,9 +52,9 @@ def _modelings(module: nn.Module) -> list[ModuleType]:
 
 
 def _rms_norm(self: Any, x: Tensor) -> Tensor:
-    return nn.functional.rms_norm(
-        x, (x.shape[-1],), self.weight, self.eps if hasattr(self, "eps") else self.variance_epsilon
-    )
+    gain = getattr(self, "weight", None)  # Gemma-4 has norms without
+    gain = torch.ones(x.shape[-1], dtype=x.dtype) if gain is None else gain
+    return nn.functional.rms_norm(x, (x.shape[-1],), gain, self.eps if hasattr(self, "eps") else self.variance_epsilon)
 
 
 def _rotary_tables(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
@@ -70,6 +71,11 @@ def _rotation_as(modeling: ModuleType, halved: bool) -> Any:
     half a head away (Llama), or neighbours (GLM), which are half a head away where weights were reordered so. Raises
     ExportError for one that does something else. halved: whether weights were reordered."""
     heads, angles = torch.arange(1.0, 9.0).reshape(1, 1, 1, 8), torch.arange(1.0, 5.0).reshape(1, 1, 4)
+    if next(iter(inspect.signature(modeling.apply_rotary_pos_emb).parameters)) == "x":
+        tables = torch.cat([angles, angles], -1)
+        expected = modeling.apply_rotary_pos_emb(heads, tables.cos(), tables.sin(), 2)
+        if torch.allclose(_rotate_rows(heads, angles.cos(), angles.sin(), 2), expected):
+            return _rotate_rows
     for tables in (torch.cat([angles, angles], -1), angles):  # of a head, or of one half (gpt-oss)
         try:
             expected = modeling.apply_rotary_pos_emb(heads, heads, tables.cos(), tables.sin())[1]
@@ -80,6 +86,12 @@ def _rotation_as(modeling: ModuleType, halved: bool) -> Any:
             if torch.allclose(one(heads, heads, angles.cos(), angles.sin())[1], expected):
                 return partial(_apply_rotary, neighbours and not halved)
     raise ExportError(f"{modeling.__name__} rotates heads in a way that is not known; export a model of a known family")
+
+
+def _rotate_rows(x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int) -> Tensor:
+    """As Gemma-4 rotates queries or keys, [1, T, heads, D]."""
+    assert unsqueeze_dim == 2
+    return torch.onnx.ops.rotary_embedding(x.transpose(1, 2), cos, sin).transpose(1, 2)
 
 
 def _apply_rotary(

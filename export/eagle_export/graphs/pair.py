@@ -10,6 +10,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from eagle_export.base.errors import ExportError
 from eagle_export.graphs.graphs import TargetGraph
@@ -24,7 +25,7 @@ from eagle_export.heads.layouts import official
 from eagle_export.heads.prediction import prediction_layers, without_prediction_layers
 from eagle_export.heads.reading import read_head_config, stored_map
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint, is_table, open_checkpoint
-from eagle_export.reading.families.family import Config, Family, Windows
+from eagle_export.reading.families.family import Config, Family, Rows, Windows
 from eagle_export.reading.families.generation import Generation, generation_of
 from eagle_export.reading.families.registry import accepted_by_transformers, family_of, read_config, windows_of
 from eagle_export.reading.families.target import open_target
@@ -76,10 +77,14 @@ class Pair:
         return LM_HEAD not in self.target.tensors
 
     @property
+    def rows(self) -> Rows:
+        """Key/value heads and their width of each layer of the target that has some."""
+        return self.family.rows(self.config)
+
+    @property
     def head_dim(self) -> int:
-        """Width of a head of the target's attention."""
-        width = getattr(self.config, "head_dim", None)
-        return int(self.config.hidden_size // self.config.num_attention_heads if width is None else width)
+        """Width of a head of the attention of the target's first layer."""
+        return self.rows[0][1]
 
     @property
     def rotated(self) -> int:
@@ -89,7 +94,7 @@ class Pair:
 
     @property
     def num_kv_heads(self) -> int:
-        return int(self.config.num_key_value_heads)  # filled in by transformers
+        return self.rows[0][0]
 
     @property
     def context(self) -> int:
@@ -168,11 +173,11 @@ def build_graphs(pair: Pair, precision: str, top_k: int, routed: bool = True) ->
     graphs = {
         "target": trace_target(
             target,
-            Layout(layers, pair.num_kv_heads, pair.head_dim, dtype),
+            Layout(pair.rows, dtype),
             Expected(
                 attention=layers,
-                rms_norm=pair.family.layer_norms * layers + 1 + _tap_norms(head),
-                rotary=2 * pair.family.rotary_layers(pair.config) + rotated_keys,
+                rms_norm=pair.family.norm_count(pair.config) + _tap_norms(head),
+                rotary=pair.family.rotations(pair.config) + rotated_keys,
             ),
         )
     }
@@ -281,6 +286,7 @@ def _check_all_used(checkpoint: Checkpoint, module: torch.nn.Module, weights: Ma
     """Raises ExportError unless weights and parameters match one to one, with equal shapes. A tensor that is left over
     would mean a kind of checkpoint that this export does not know, and wrong output without an error."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
+    parameters |= {name: each for name, each in module.named_buffers() if isinstance(each, FakeTensor)}
     if unused := sorted(set(weights) - set(parameters)):
         first = weights[unused[0]].source
         raise ExportError(

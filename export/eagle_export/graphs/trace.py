@@ -24,6 +24,7 @@ from eagle_export.graphs.graphs import TargetGraph
 from eagle_export.graphs.native_operators import native_operators
 from eagle_export.graphs.repeated_layers import hidden_names, repeat_layers, repeats_of, shortened, tap_names
 from eagle_export.heads.config import HeadConfig
+from eagle_export.reading.families.family import Rows
 from eagle_runtime.bundle.graph import past_names, present_names
 
 Built = TypeVar("Built", bound=nn.Module)
@@ -35,11 +36,9 @@ EXAMPLE = {"T": 7, "P": 5, "L": 9, "R": 3, "B": 6}
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Shape and type of a graph's key/value rows."""
+    """Key/value heads and their width of each layer that has some, and the type of their rows."""
 
-    num_layers: int
-    kv_heads: int
-    head_dim: int
+    rows: Rows
     dtype: torch.dtype
 
 
@@ -78,23 +77,30 @@ def real_tables(module: nn.Module) -> None:
 
 def trace_target(module: TargetGraph, layout: Layout, expected: Expected) -> ir.Model:
     """Traces a target into ONNX, with the contract's names. Raises ExportError if the trace is not as expected."""
+    if module.family.linked:
+        model = trace_layers(module, layout)
+        fold(model)
+        return checked(model, expected)
     repeats = repeats_of(module)
     with shortened(module, repeats):
-        model = trace_layers(module, replace(layout, num_layers=len(repeats.traced)))
+        model = trace_layers(module, replace(layout, rows=tuple(layout.rows[number] for number in repeats.traced)))
     fold(model)
     repeat_layers(model, repeats, module.taps)
     return checked(model, expected)
 
 
 def trace_layers(module: TargetGraph, layout: Layout) -> ir.Model:
-    """Traces a target with the layers that it has, inputs in the place of taps, and outputs of hidden states."""
+    """Traces a target with the layers that it has; unless its family links these, inputs in the place of taps, and
+    outputs of hidden states."""
     names = ["input_ids", "position_ids", "tree_mask", "logit_rows"]
     t, mask = EXAMPLE["T"], torch.zeros(1, 1, EXAMPLE["T"], EXAMPLE["L"], dtype=layout.dtype)
     args = (torch.zeros(1, t, dtype=torch.int64), torch.arange(t)[None], mask, torch.arange(EXAMPLE["R"]))
     dims = ({1: "T"}, {1: "T"}, {2: "T", 3: "L"}, {0: "R"})
+    if module.family.linked:
+        return _trace(module, names, args, dims, ["logits", "features"], layout)
     size = (1, t, int(module.config.hidden_size))
     taps = {name: torch.zeros(size, dtype=layout.dtype) for name in tap_names(len(module.taps))}
-    return _trace(module, names, args, dims, ["logits", "features"], layout, taps, hidden_names(layout.num_layers))
+    return _trace(module, names, args, dims, ["logits", "features"], layout, taps, hidden_names(len(layout.rows)))
 
 
 def trace_draft(module: nn.Module, config: HeadConfig, layout: Layout, expected: Expected) -> ir.Model:
@@ -124,17 +130,14 @@ def _trace(
     """taps: inputs [1,T,H] after the past ones, of which the module takes a list. hidden: names of the last outputs."""
     symbols = {name: torch.export.Dim(name, min=0 if name == "P" else 1) for name in EXAMPLE}
     dynamic: list[Any] = [{axis: symbols[name] for axis, name in dim.items()} for dim in dims]
-    dynamic.append([({1: symbols["P"]}, {1: symbols["P"]})] * layout.num_layers)
-    shape = (1, EXAMPLE["P"], layout.kv_heads, layout.head_dim)
+    dynamic.append([({1: symbols["P"]}, {1: symbols["P"]})] * len(layout.rows))
+    shapes = [(1, EXAMPLE["P"], *row) for row in layout.rows]
     # One tensor per input: an object that is passed twice would be traced as one input.
-    past = [
-        (torch.zeros(shape, dtype=layout.dtype), torch.zeros(shape, dtype=layout.dtype))
-        for _ in range(layout.num_layers)
-    ]
+    past = [(torch.zeros(shape, dtype=layout.dtype), torch.zeros(shape, dtype=layout.dtype)) for shape in shapes]
     last = [list(taps.values())] if taps else []
     dynamic += [[{1: symbols["T"]} for _ in each] for each in last]
-    inputs = [*input_names, *past_names(layout.num_layers), *taps]
-    outputs = [*output_names, *present_names(layout.num_layers), *hidden]
+    inputs = [*input_names, *past_names(len(past)), *taps]
+    outputs = [*output_names, *present_names(len(past)), *hidden]
     with native_operators(module, module.halved if isinstance(module, TargetGraph) else None):
         return exported(module, (*args, past, *last), tuple(dynamic), inputs, outputs)
 

@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from eagle_export.base.errors import ExportError
 from eagle_export.recipes.attention import (
     AttentionPass,
     ExactAttention,
@@ -34,7 +35,8 @@ from eagle_export.recipes.plan import Passes, apply
 from eagle_export.recipes.same_bits import NativeRotations
 from eagle_runtime.bundle.graph import SCALE
 
-SINKS = 9  # place of the operator's input
+ANGLES, SINKS = 7, 9  # places of the operator's inputs
+Rotation = tuple[ir.Value, ir.Value, ir.Value]  # of _rotation
 HEADS_FIRST = [0, 2, 1, 3]  # permutation between [1, T, heads, width] and [1, heads, T, width]
 
 
@@ -128,26 +130,35 @@ def _rows_of_bytes(part: Part, new: Sequence[ir.Value]) -> None:
 
 def attend(model: ir.Model, node: ir.Node, part: Part, wanted: ir.Value | None = None) -> list[ir.Value]:
     """Puts the operator in the place of an Attention node. wanted: numbers [R] of the rows whose output the node
-    computes, of as many queries as new keys; None for all. Returns its outputs with new keys and values."""
+    computes, of as many queries as new keys; None for all. Returns its outputs with new keys and values; none where it
+    reads the cache of a layer before it."""
     op = partial(insert, node)
     scale = node.attributes.get_float("scale", part.width**-0.5)
     q, factor = _without_factor(part.q)
-    new_keys, new_values = part.new
-    rotated, turned = _rotation(q), _rotation(made_of(new_keys, "Transpose"))
-    if rotated is not None and turned is not None and rotated[1:] == turned[1:]:
-        q, k, angles = _flat(rotated[0]), _flat(turned[0]), list(rotated[1:])
+    rotated = _rotation(q)
+    first = next((use.node for use in part.past[0].uses() if use.node.op_type == "ExactTreeAttention"), None)
+    if first is None:
+        k, v, *angles = _new_rows(part, rotated)
+    else:  # the same rows are computed, and put into the cache, once more
+        k, v, angles = first.inputs[1], first.inputs[2], [each for each in first.inputs[ANGLES:SINKS] if each]
+    if angles and rotated is not None and list(rotated[1:]) == angles:
+        q = _flat(rotated[0])
+    elif angles:
+        raise ExportError(f"attention {node.name} rotates queries otherwise than keys; report this as a bug")
     else:
-        q, k, angles = op("Transpose", [q], perm=HEADS_FIRST), _flat(new_keys), []
+        q = op("Transpose", [q], perm=HEADS_FIRST)
     attributes = {"heads": part.heads, "kv_heads": part.kv_heads, "width": part.width, "scale": scale * factor}
     attributes |= {"window": part.window or 0, "softcap": part.cap or 0.0}
     ids, mask = graph_input(model, "position_ids"), graph_input(model, "tree_mask")
-    inputs: list[ir.Value | None] = [q, k, _flat(new_values), *part.past, ids, mask, *angles]
+    inputs: list[ir.Value | None] = [q, k, v, *part.past, ids, mask, *angles]
     if part.sinks is not None:
         inputs += [*[None] * (SINKS - len(inputs)), part.sinks]
     out, *rows = insert_all(node, "ExactTreeAttention", inputs, 3, DOMAIN, **attributes)
     attention = out.producer()
     assert attention is not None
-    for old, new in zip(part.new, rows, strict=True):
+    if first is not None:
+        rows = []
+    for old, new in zip(part.new, rows, strict=False):
         name, new.shape, new.type = old.name, old.shape, old.type
         at = list(model.graph.outputs).index(old)
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
@@ -169,6 +180,16 @@ def attend(model: ir.Model, node: ir.Node, part: Part, wanted: ir.Value | None =
     return rows
 
 
+def _new_rows(part: Part, rotated: Rotation | None) -> list[ir.Value]:
+    """New keys and values, each [1, T, kv_heads * width], and the cosines and sines by which the operator rotates keys
+    and queries; without the latter where these are rotated before."""
+    new_keys, new_values = part.new
+    turned = _rotation(made_of(new_keys, "Transpose"))
+    if rotated is None or turned is None or rotated[1:] != turned[1:]:
+        return [_flat(new_keys), _flat(new_values)]
+    return [_flat(turned[0]), _flat(new_values), *turned[1:]]
+
+
 def _flat(rows: ir.Value) -> ir.Value:
     """[1, T, heads * width] of which [1, T, heads, width] are made; the latter where there is none."""
     before = made_of(rows, "Reshape")
@@ -182,7 +203,7 @@ def _without_factor(q: ir.Value) -> tuple[ir.Value, float]:
     return (q, 1.0) if value is None or factor is None else (value, factor)
 
 
-def _rotation(value: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value] | None:
+def _rotation(value: ir.Value | None) -> Rotation | None:
     """Rows [1, T, heads, width] whose parts are rotated into `value` [1, heads, T, width], and cosines and sines of as
     many numbers of a head as are rotated, the first ones; None if that is not how it is computed."""
     node = made_by(value, "RotaryEmbedding")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from eagle_export.base.quiet import quiet
 from eagle_export.graphs.trace import real_tables
-from eagle_export.reading.checkpoint import EMBEDDING, Checkpoint
+from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.reading.families.fused_experts import fused_experts, is_biased, read_fused
 from eagle_export.reading.families.registry import family_of, read_config
 from eagle_export.reading.families.source import attention_of
@@ -108,12 +108,17 @@ class LayeredModel:
 
     @torch.inference_mode()
     def _note_calls(self, texts: Sequence[Sequence[int]]) -> None:
-        """Reads each batch with an embedding of its tokens alone, and with layers that only note their arguments."""
+        """Reads each batch with tables of its tokens alone, and with layers that only note their arguments."""
         ids = sorted({token for text in texts for token in text})
         place = {token: number for number, token in enumerate(ids)}
-        embedding = self._model.embed_tokens
-        embedding.weight = nn.Parameter(self._checkpoint.tensors[EMBEDDING].read()[ids].float(), requires_grad=False)
-        embedding.padding_idx = None
+        before = {f"model.{name}": part for name, part in self._model.named_children()}  # the first layer
+        del before["model.layers"], before["model.norm"]
+        for name, part in before.items():
+            if isinstance(part, nn.Embedding):
+                part.weight = nn.Parameter(self._stored[f"{name}.weight"].read()[ids].float(), requires_grad=False)
+                part.padding_idx = None
+            else:
+                self._load(part, f"{name}.")
         calls: list[tuple[Any, Any]] = []
 
         def note(hidden: Tensor, *arguments: Any, **named: Any) -> Tensor:
@@ -131,4 +136,5 @@ class LayeredModel:
             self._calls.append(calls)
         for layer in self.layers:
             del layer.forward
-        embedding.to("meta")
+        for part in before.values():
+            part.to("meta")

@@ -13,6 +13,8 @@ from eagle_export.recipes.as_stored import FOUR_BITS
 from eagle_export.recipes.int8_cache import MOST
 from eagle_export.recipes.plan import routes_experts
 
+SEVERAL_SHAPES = "layers with keys of several shapes"
+
 
 def check_settings(pair: Pair, backend: str, cache_precision: str | None, draft_vocab: int | None) -> None:
     """Raises ExportError for what a pair cannot have. cache_precision, draft_vocab: as in Settings."""
@@ -26,10 +28,15 @@ def check_settings(pair: Pair, backend: str, cache_precision: str | None, draft_
         "layers with a sliding window": any(pair.windows),
         "attention with bounded scores": pair.bounded_scores,
         "attention with sinks": pair.has_sinks,
+        SEVERAL_SHAPES: len(set(pair.rows)) > 1,
     }
     what = next((reason for reason, holds in reasons.items() if holds), None)
     if cache_precision is not None and what is not None:
         raise ExportError(f"{target} has {what}, which an int8 cache cannot have; export it without one")
+    if len(set(pair.rows)) > 1 and backend != "cpu":
+        raise ExportError(
+            f"{target} has {SEVERAL_SHAPES}, which backend {backend} cannot run; export it for backend cpu"
+        )
     if pair.bounded_scores and backend in ("tensorrt", "tensorrt-rtx"):
         raise ExportError(
             f"{target} is a {pair.family.name} model: its attention has bounded scores, which TensorRT cannot run; "

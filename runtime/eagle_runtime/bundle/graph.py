@@ -56,6 +56,24 @@ class NativeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class AlikeLayers:
+    """Layers whose keys and values have one shape. count: of them. past, new: names of the inputs and outputs with
+    their rows: keys of the first, its values, keys of the next, ... kept: what the inputs are. row: new keys
+    [1, T, kv_heads, head_dim] of a layer."""
+
+    count: int
+    past: tuple[str, ...]
+    new: tuple[str, ...]
+    kept: tuple[TensorSpec, ...]
+    row: TensorSpec
+
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """Heads, and the width of one."""
+        return int(self.row.shape[2]), int(self.row.shape[3])
+
+
+@dataclass(frozen=True, slots=True)
 class GraphSpec:
     """One ONNX file. weights: every initializer with its stored type. recipe: tensor of the source model -> what was
     done to it, for each that is not stored or used in computation as it was. native: another form of it, if any."""
@@ -79,9 +97,30 @@ class GraphSpec:
 
     @property
     def kv_row_bytes(self) -> int:
-        """Bytes that the keys, or the values, of one token take in one layer."""
+        """Bytes that the keys, or the values, of one token take in layer 0."""
         past = [self.inputs[name] for name in self.past if name.startswith("past_key_values.0.")]
         return sum(row_size(one) * np.dtype(one.dtype).itemsize for one in past) // 2
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Bytes that the keys and values of one token take in all layers."""
+        return sum(row_size(one) * np.dtype(one.dtype).itemsize for one in map(self.inputs.__getitem__, self.past))
+
+    @property
+    def alike(self) -> list[AlikeLayers]:
+        """The layers that have keys and values, by the shape of these."""
+        shapes: dict[Shape, list[str]] = {}
+        for name in self.present:
+            if name.endswith(".key"):
+                shapes.setdefault(self.outputs[name].shape, []).append(name.removeprefix("present.").partition(".")[0])
+        return [self._layers_of(numbers) for numbers in shapes.values()]
+
+    def _layers_of(self, numbers: Sequence[str]) -> AlikeLayers:
+        past, new = (
+            tuple(name for number in numbers for name in names if name.startswith(f"{part}.{number}."))
+            for part, names in (("past_key_values", self.past), ("present", self.present))
+        )
+        return AlikeLayers(len(numbers), past, new, tuple(self.inputs[name] for name in past), self.outputs[new[0]])
 
     def native_form(self) -> GraphSpec:
         """The description of `native`; the graph's own where there is none."""
@@ -143,22 +182,26 @@ def ahead_shapes(heads: int, grounded: bool, width: int, top_k: int) -> tuple[di
     return dict(zip(names, inputs, strict=True)), dict(zip(made, 2 * outputs, strict=True))
 
 
-def cache_shapes(graph: GraphSpec, layers: int, heads: int, width: int) -> tuple[dict[str, Shape], dict[str, Shape]]:
+def cache_shapes(graph: GraphSpec, layers: Sequence[tuple[int, int]]) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Returns the shapes that the cache inputs must have, and that of the mask where it depends on them; and the shapes
-    of the outputs with new rows."""
-    pieces = pieces_of(graph)
-    row: Shape = (1, "T", heads, width)
-    past: list[Shape] = [(1, "P", heads, width)] * 2
-    if is_int8(graph):
-        past = [(heads, width, "C"), (heads, 1, "C", width), (heads, 1, "C"), (heads, 1, "C")]
-    elif pieces is not None and width % pieces == 0:
-        past = [(heads, "C", width), (heads, pieces, "C", width // pieces)]
-    new = [row, row, (1, "T", heads, 1), (1, "T", heads, 1)][: len(past)]
-    names = INT8_ROWS[: len(past)]
-    inputs = dict(zip(past_names(layers, names), past * layers, strict=True))
-    if "P" not in past[0]:
+    of the outputs with new rows. layers: of each key/value heads, and the width of one."""
+    names = INT8_ROWS if is_int8(graph) else CACHE_PARTS
+    past: list[Shape] = []
+    new: list[Shape] = []
+    for layer, (heads, width) in enumerate(layers):
+        pieces = pieces_of(graph, layer)
+        row: Shape = (1, "T", heads, width)
+        if is_int8(graph):
+            past += [(heads, width, "C"), (heads, 1, "C", width), (heads, 1, "C"), (heads, 1, "C")]
+        elif pieces is not None and width % pieces == 0:
+            past += [(heads, "C", width), (heads, pieces, "C", width // pieces)]
+        else:
+            past += [(1, "P", heads, width)] * 2
+        new += [row, row, (1, "T", heads, 1), (1, "T", heads, 1)][: len(names)]
+    inputs = dict(zip(past_names(len(layers), names), past, strict=True))
+    if past and "P" not in past[0]:
         inputs["tree_mask"] = (1, 1, "T", "T")
-    return inputs, dict(zip(present_names(layers, names), new * layers, strict=True))
+    return inputs, dict(zip(present_names(len(layers), names), new, strict=True))
 
 
 def cache_types(graph: GraphSpec, name: str) -> tuple[str, ...]:
@@ -174,9 +217,9 @@ def is_int8(graph: GraphSpec) -> bool:
     return "past_key_values.0.key_scale" in graph.inputs
 
 
-def pieces_of(graph: GraphSpec) -> int | None:
-    """Returns into how many pieces the values of a head are cut, if a graph's past is head-major (keys [kv_heads, C,
-    head_dim], values [kv_heads, pieces, C, head_dim / pieces]); None if it is row by row."""
-    values = graph.inputs.get("past_key_values.0.value")
+def pieces_of(graph: GraphSpec, layer: int = 0) -> int | None:
+    """Returns into how many pieces the values of a layer's heads are cut, if a graph's past is head-major (keys
+    [kv_heads, C, head_dim], values [kv_heads, pieces, C, head_dim / pieces]); None if it is row by row."""
+    values = graph.inputs.get(f"past_key_values.{layer}.value")
     pieces = values.shape[1] if values is not None and len(values.shape) == 4 else None
     return pieces if isinstance(pieces, int) and pieces > 0 else None

@@ -26,7 +26,7 @@ from eagle_runtime.bundle.graph import GraphSpec as GraphSpec
 from eagle_runtime.bundle.graph import NativeSpec as NativeSpec
 from eagle_runtime.bundle.graph import Shape as Shape
 from eagle_runtime.bundle.graph import TensorSpec as TensorSpec
-from eagle_runtime.bundle.graph import cache_shapes, cache_types
+from eagle_runtime.bundle.graph import cache_shapes, cache_types, present_names
 from eagle_runtime.bundle.graph import pieces_of as pieces_of
 from eagle_runtime.bundle.head import BlockSpec as BlockSpec
 from eagle_runtime.bundle.head import HeadKind as HeadKind
@@ -237,8 +237,7 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
                 kind = f"{short_repr(tensor.dtype)} of {_listed(tensor.shape)}"
                 raise _wrong(where, f"{name}: graph: {short_repr(key)} is {kind}, which no tensor is")
         keyless = isinstance(spec, HeadSpec) and spec.form.keyless
-        layers = 0 if keyless else min(spec.num_layers, len(spec.graph.inputs))  # one too many is enough to fail
-        past, new = cache_shapes(spec.graph, layers, spec.num_kv_heads, spec.head_dim)
+        past, new = cache_shapes(spec.graph, [] if keyless else _heads_of_layers(spec))
         for part, wanted, specs in (
             ("inputs", {**inputs, **past}, spec.graph.inputs),
             ("outputs", {**outputs, **new}, spec.graph.outputs),
@@ -256,6 +255,21 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
                     kind = short_repr(specs[key].dtype)
                     must = " or ".join(kinds)
                     raise _wrong(where, f"{name}: graph: {part}: {short_repr(key)} is {kind}, but must be {must}")
+
+
+def _heads_of_layers(spec: TargetSpec | HeadSpec) -> list[tuple[int, int]]:
+    """Heads and their width of each layer that has keys and values. Layers may have other ones than the first, which
+    has the model's, and the last ones of a target may have none (Gemma-4): then their outputs say so."""
+    most = min(spec.num_layers, len(spec.graph.inputs))  # one too many is enough to fail
+    sizes = [(spec.num_kv_heads, spec.head_dim)] * most
+    for number, name in enumerate(present_names(most, ("key",))):
+        row = spec.graph.outputs.get(name)
+        if number and isinstance(spec, TargetSpec):
+            if row is None:
+                return sizes[:number]
+            if len(row.shape) == 4 and all(isinstance(size, int) and size > 0 for size in row.shape[2:]):
+                sizes[number] = int(row.shape[2]), int(row.shape[3])
+    return sizes
 
 
 def _check_numbers(manifest: Manifest, where: str) -> None:

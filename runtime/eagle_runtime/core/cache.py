@@ -52,6 +52,9 @@ def _mapped(nbytes: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(memory, np.uint8)
 
 
+Kind = tuple[tuple[int, ...], np.dtype[Any]]
+
+
 class Cache(ABC):
     """The number of rows of a cache, wherever they are stored.
 
@@ -102,6 +105,11 @@ class Cache(ABC):
         """Replace all rows by those that `read` returned. Raises ValueError for arrays of other shapes or types."""
         raise NotImplementedError
 
+    @property
+    def kinds(self) -> list[Kind]:
+        """Shape without the axis of rows, and type, of each array that `read` returns."""
+        return []
+
     @abstractmethod
     def gather(self, path: Int) -> None:
         """Copy the rows `path` of those just written to length, length + 1, ..., in all layers. path [n] ascends from
@@ -140,9 +148,8 @@ class Cache(ABC):
         self.length = length
 
 
-def _checked(arrays: Sequence[npt.NDArray[np.generic]], kinds: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> int:
-    """Returns the rows of arrays that `Cache.read` made. kinds: shape without the axis of rows, and type, of each.
-    Raises ValueError."""
+def checked_rows(arrays: Sequence[npt.NDArray[np.generic]], kinds: Sequence[Kind]) -> int:
+    """Returns the rows of arrays that `Cache.read` made. kinds: of the cache. Raises ValueError."""
     counts = {array.shape[ROWS_AXIS] for array in arrays if array.ndim > ROWS_AXIS}
     given = [(array.shape[:ROWS_AXIS] + array.shape[ROWS_AXIS + 1 :], array.dtype) for array in arrays]
     if len(counts) != 1 or given != list(kinds):
@@ -201,12 +208,16 @@ class KVCache(Cache):
         moved[:, : self.length] = self.rows[:, : self.length]
         self.rows = moved
 
+    @property
+    def kinds(self) -> list[Kind]:
+        return [((self.rows.shape[0], *self.rows.shape[2:]), self.rows.dtype)]
+
     def read(self, most: int | None = None) -> list[npt.NDArray[np.generic]]:
         count = self.length if most is None else min(most, self.length)
         return [self.rows[:, :count].copy()]
 
     def write(self, arrays: Sequence[npt.NDArray[np.generic]]) -> None:
-        count = _checked(arrays, [((self.rows.shape[0], *self.rows.shape[2:]), self.rows.dtype)])
+        count = checked_rows(arrays, self.kinds)
         self.length = 0
         self.make_room(count)
         self.rows[:, :count] = arrays[0]
@@ -311,13 +322,16 @@ class HeadMajorCache(Cache):
         self._reallocate(0)
         self._show(0)
 
+    @property
+    def kinds(self) -> list[Kind]:
+        return [((self._layers, *shape), kind) for shape, kind in zip(self._shapes, self._dtypes, strict=True)]
+
     def read(self, most: int | None = None) -> list[npt.NDArray[np.generic]]:
         count = self.length if most is None else min(most, self.length)
         return [np.moveaxis(array[:, :, :, :count], 3, ROWS_AXIS).copy() for array in self.arrays]
 
     def write(self, arrays: Sequence[npt.NDArray[np.generic]]) -> None:
-        kinds = [((self._layers, *shape), array.dtype) for shape, array in zip(self._shapes, self.arrays, strict=True)]
-        count = _checked(arrays, kinds)
+        count = checked_rows(arrays, self.kinds)
         self.truncate(0)
         self._lay_out(max(count, 1))
         for array, rows in zip(self.arrays, arrays, strict=True):

@@ -86,7 +86,7 @@ def _timings(spec: TargetSpec | HeadSpec, machine: Assumed, rows: tuple[int, ...
     reading = pass_bytes(spec.graph) / machine.bytes_per_s
     row = sum(count * machine.row_s.get(bits, 0.0) for count, bits in read)
     graph = spec.graph.native_form() if machine is NATIVE_CPU else spec.graph
-    context = 2 * spec.num_layers * graph.kv_row_bytes * machine.context_s
+    context = graph.kv_token_bytes * machine.context_s
     # As many query heads as fill the width.
     attention = 2 * spec.num_layers * spec.hidden_size * machine.attention_s
     numbers = np.array(rows, np.float64)

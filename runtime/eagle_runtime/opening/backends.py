@@ -156,7 +156,7 @@ def files_read(backend: str, manifest: Manifest) -> set[str]:
 def _token_bytes(manifest: Manifest, backend: str, *names: str) -> int:
     """Bytes of the keys and values of one token. names: of models; none for all."""
     models = [model for name, model in manifest.models.items() if not names or name in names]
-    return sum(2 * model.num_layers * graph_of(model.graph, backend).kv_row_bytes for model in models)
+    return sum(graph_of(model.graph, backend).kv_token_bytes for model in models)
 
 
 def default_context(manifest: Manifest, backend: str, free: int | None) -> int:

@@ -94,7 +94,7 @@ def check_libraries(complaints: Iterable[str]) -> None:
 def memory_needed(bundle: Path, model: TargetSpec | HeadSpec, rows: int) -> int:
     """Returns the bytes of a model's files and of a cache of `rows` rows."""
     weights = sum(path.stat().st_size for path in (bundle / model.graph.file).parent.iterdir())
-    return weights + 2 * model.num_layers * (rows + SPARE) * model.graph.kv_row_bytes
+    return weights + (rows + SPARE) * model.graph.kv_token_bytes
 
 
 def check_memory(gpu: DeviceInfo, needed: int) -> None:

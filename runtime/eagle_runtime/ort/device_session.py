@@ -36,6 +36,7 @@ class OrtDeviceSession(BoundSession):
         super().__init__(session, path, spec, memory.device)
         self._memory = memory
         self._caches: list[OrtCache] = []
+        (self._layers,) = self._alike  # opening.backends has refused others
         self._graph_inputs = tuple(self.inputs)
         self._logits: LogitMemory | None = None
         check_rows(path, spec)
@@ -48,7 +49,7 @@ class OrtDeviceSession(BoundSession):
             self.inputs = {**self.inputs, **asked}
 
     def new_cache(self, capacity: int) -> OrtCache:
-        cache = OrtCache(self._memory, self._layers, capacity, *self._row_shape, self._row.dtype)
+        cache = OrtCache(self._memory, self._layers.count, capacity, *self._layers.row_shape, self._layers.row.dtype)
         self._caches.append(cache)
         return cache
 
@@ -65,7 +66,7 @@ class OrtDeviceSession(BoundSession):
         device, total = self._memory.device, sizes["T"]
         kept = next(name for name in self.outputs if name in ON_DEVICE)
         self._bound.binding.bind_output(kept, device)  # into new memory in every forward pass
-        self._bind_cache(device, cache.addresses, cache.length, total)
+        self._bind_cache(device, self._layers, cache.addresses, cache.length, total)
         on_host = [name for name in self.outputs if name not in (kept, "logits")]
         results: dict[str, Any] = {name: self._bind_output(name, sizes) for name in on_host}
         if self._logits is None:

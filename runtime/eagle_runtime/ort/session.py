@@ -13,9 +13,10 @@ import numpy as np
 
 from eagle_runtime.base.errors import BackendError
 from eagle_runtime.base.tree import hiding
-from eagle_runtime.bundle.graph import OPERATORS, row_size
+from eagle_runtime.bundle.graph import OPERATORS, AlikeLayers, row_size
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec, pieces_of
 from eagle_runtime.core.cache import HeadMajorCache, KVCache, NewRows, aligned_empty
+from eagle_runtime.core.mixed_cache import MixedCache, Part
 from eagle_runtime.core.row_padding import RowPadding, pad_rows
 from eagle_runtime.core.session import Array, Session
 from eagle_runtime.machine.huge_pages import huge_pages
@@ -29,18 +30,19 @@ DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
 DTYPES |= {"tensor(int64)": "int64", "tensor(int8)": "int8", "tensor(uint8)": "uint8"}
 MOST_BOUND = 64  # rows of passes that are bound apart: those of all trees that costs size
 IN_CACHE = 2  # where native operators write new rows (ort.texts)
+AnyCache = KVCache | HeadMajorCache | MixedCache
 
 
 @dataclass(slots=True)
 class Bound:
     """What a binding of ONNX Runtime holds. inputs: each with the sizes of the symbolic dimensions that its shape
-    determines. past, new: of a head-major cache, see there."""
+    determines. past, new: of each part of a head-major cache, see there."""
 
     binding: Any
     inputs: dict[str, tuple[Array, dict[str, int]]] = field(default_factory=dict)
     outputs: dict[str, Array] = field(default_factory=dict)
-    past: tuple[int, ...] = ()
-    new: tuple[int, ...] = ()
+    past: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    new: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 class BoundSession(Session):
@@ -59,13 +61,9 @@ class BoundSession(Session):
         self._session = session
         self._bound = Bound(session.io_binding())
         self._reads_host = device == "cpu"
-        self._past_names, self._new_names = spec.past, spec.present
-        self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.inputs.items() if n not in self._past_names}
-        self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.outputs.items() if n not in self._new_names}
-        self._layers = sum(name.endswith(".key") for name in self._past_names)
-        self._row = spec.outputs[self._new_names[0]]
-        self._row_shape = int(self._row.shape[2]), int(self._row.shape[3])  # key/value heads, and the width of one
-        self._row_bytes = spec.kv_row_bytes
+        self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.inputs.items() if n not in spec.past}
+        self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.outputs.items() if n not in spec.present}
+        self._alike = spec.alike
         self._rows_input = next(name for name, one in self.inputs.items() if one.shape[:2] == (1, "T"))
         self._buffers: dict[str, Array] = {}
 
@@ -106,16 +104,15 @@ class BoundSession(Session):
     def _moved(self) -> None:
         """A buffer is about to be replaced by a larger one."""
 
-    def _bind_cache(self, device: str, addresses: Sequence[int], length: int, rows: int) -> None:
-        """Bind the first `length` rows of the cache as the past, and the `rows` rows after them as the place of the new
-        ones, so that a forward pass appends without a copy. addresses: of the keys of layer 0, its values, the keys of
-        layer 1, ... on `device`."""
-        kind = np.dtype(self._row.dtype).type
-        past_shape = (1, length, *self._row_shape)
-        new_shape = (1, rows, *self._row_shape)
-        for past, new, address in zip(self._past_names, self._new_names, addresses, strict=True):
-            self._bound.binding.bind_input(past, device, 0, kind, past_shape, address)
-            self._bound.binding.bind_output(new, device, 0, kind, new_shape, address + length * self._row_bytes)
+    def _bind_cache(self, device: str, layers: AlikeLayers, addresses: Sequence[int], length: int, rows: int) -> None:
+        """Bind the first `length` rows of the cache of some layers as the past, and the `rows` rows after them as the
+        place of the new ones, so that a forward pass appends without a copy. addresses: of their keys and values on
+        `device`."""
+        kind, shape = np.dtype(layers.row.dtype), layers.row_shape
+        past_shape, new_shape, size = (1, length, *shape), (1, rows, *shape), math.prod(shape) * kind.itemsize
+        for past, new, address in zip(layers.past, layers.new, addresses, strict=True):
+            self._bound.binding.bind_input(past, device, 0, kind.type, past_shape, address)
+            self._bound.binding.bind_output(new, device, 0, kind.type, new_shape, address + length * size)
 
     def _bind_output(self, name: str, sizes: Mapping[str, int]) -> Array:
         """Bind an output to a host buffer, which stays bound while its shape stays the same. Returns the buffer,
@@ -173,29 +170,34 @@ class OrtSession(BoundSession):
         if operators is not None:
             self.version = f"{VERSION}, operators {OPERATORS} with {operators.instructions}"
         self.padding = RowPadding()
-        self._past_specs = [spec.inputs[name] for name in self._past_names]
-        self._pieces = pieces_of(spec)
-        self.exact = self._pieces is not None
-        self._new_rows: NewRows | None = None  # of all caches
+        self.exact = pieces_of(spec) is not None
+        self._new_rows: list[NewRows | None] = [None for _ in self._alike]  # of all caches
         self._by_rows: dict[int, Bound] = {}  # of the numbers of rows that trees have
         self._announce = None if operators is None else operators.announce_texts
-        self.joins = self.exact and self.native
+        self.joins = self.exact and self.native and len(self._alike) == 1
         self.may_join = self._announce is not None  # whether the operators learn which texts a pass has
 
     def close(self) -> None:
         self._by_rows.clear()  # each holds the engine, which has the weights mapped
         super().close()
 
-    def new_cache(self, capacity: int) -> KVCache | HeadMajorCache:
-        if self._pieces is None:
-            return KVCache(self._layers, capacity, *self._row_shape, self._row.dtype)
-        keys, heads = self._past_specs[0], self._row_shape[0]
-        sizes = self._layers, capacity, heads, row_size(keys) // heads, self._pieces
-        cache = HeadMajorCache(*sizes, keys.dtype, native=self.native, new_rows=self._new_rows)
-        self._new_rows = cache.new_rows
+    def new_cache(self, capacity: int) -> AnyCache:
+        parts = [self._new_part(number, capacity) for number in range(len(self._alike))]
+        return parts[0] if len(parts) == 1 else MixedCache(parts)
+
+    def _new_part(self, number: int, capacity: int) -> Part:
+        """A cache of the layers of one shape. number: of the shape."""
+        layers = self._alike[number]
+        if not self.exact:
+            return KVCache(layers.count, capacity, *layers.row_shape, layers.row.dtype)
+        keys, values = layers.kept[:2]
+        heads, pieces = int(keys.shape[0]), int(values.shape[1])
+        sizes = layers.count, capacity, heads, row_size(keys) // heads, pieces
+        cache = HeadMajorCache(*sizes, keys.dtype, native=self.native, new_rows=self._new_rows[number])
+        self._new_rows[number] = cache.new_rows
         return cache
 
-    def run(self, feeds: Mapping[str, Any], cache: KVCache | HeadMajorCache) -> dict[str, Array]:
+    def run(self, feeds: Mapping[str, Any], cache: AnyCache) -> dict[str, Array]:
         count, wanted = len(feeds[self._rows_input]), len(feeds["logit_rows"])
         assert count <= cache.room, "the caller checks the capacity before a forward pass"
         rows, logit_rows = self.padding.rows(count), self.padding.rows(wanted)
@@ -211,16 +213,17 @@ class OrtSession(BoundSession):
             results = {name: value[: kept[str(self.outputs[name].shape[1])]] for name, value in results.items()}
         return results
 
-    def _computed(self, feeds: Mapping[str, Any], cache: KVCache | HeadMajorCache, rows: int) -> dict[str, Array]:
+    def _computed(self, feeds: Mapping[str, Any], cache: AnyCache, rows: int) -> dict[str, Array]:
         """The outputs of a forward pass over `rows` rows."""
         self._bind_for(rows)
         sizes: dict[str, int] = {}
         for name in self.inputs:
             self._feed(name, feeds[name], sizes)
-        if isinstance(cache, HeadMajorCache):
-            self._bind_head_major(cache, rows)
-        else:
-            self._bind_cache("cpu", cache.addresses, cache.length, rows)
+        for number, part in enumerate(cache.each() if isinstance(cache, MixedCache) else (cache,)):
+            if isinstance(part, HeadMajorCache):
+                self._bind_head_major(number, part, rows)
+            else:
+                self._bind_cache("cpu", self._alike[number], part.addresses, part.length, rows)
         results = {name: self._bind_output(name, sizes) for name in self.outputs}
         if self._announce is None:
             run_graph(self._session, self._bound.binding)
@@ -243,26 +246,27 @@ class OrtSession(BoundSession):
     def _moved(self) -> None:
         self._by_rows.clear()  # which hold its address; the pass that is being bound keeps its own
 
-    def _bind_head_major(self, cache: HeadMajorCache, rows: int) -> None:
-        """Bind the cache and the place of `rows` new rows, unless the same are bound already."""
+    def _bind_head_major(self, number: int, cache: HeadMajorCache, rows: int) -> None:
+        """Bind the cache of the layers of one shape, and the place of `rows` new rows, unless the same are bound
+        already. number: of the shape."""
         cache.expect(rows)
-        arrays, count, bound = cache.arrays, len(cache.arrays), self._bound
-        if (past := cache.past) != bound.past:
-            bound.past = ()  # as in _feed
-            for index, (name, spec) in enumerate(zip(self._past_names, self._past_specs, strict=True)):
+        arrays, count, bound, layers = cache.arrays, len(cache.arrays), self._bound, self._alike[number]
+        if (past := cache.past) != bound.past.get(number):
+            bound.past.pop(number, None)  # as in _feed
+            for index, (name, spec) in enumerate(zip(layers.past, layers.kept, strict=True)):
                 array = arrays[index % count][index // count]
                 shape = [cache.columns if isinstance(size, str) else size for size in spec.shape]
                 bound.binding.bind_input(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
-            bound.past = past
+            bound.past[number] = past
         if cache.in_place:  # operators write them to the cache alone
             return
         new = cache.written
-        if (place := cache.new) != bound.new:
-            bound.new = ()
-            for index, name in enumerate(self._new_names):
+        if (place := cache.new) != bound.new.get(number):
+            bound.new.pop(number, None)
+            for index, name in enumerate(layers.new):
                 array = new[index % count][index // count]
                 bound.binding.bind_output(name, "cpu", 0, array.dtype.type, (1, *array.shape), array.ctypes.data)
-            bound.new = place
+            bound.new[number] = place
 
     def run_together(self, passes: Sequence[tuple[Mapping[str, Any], Any]]) -> list[dict[str, Array]]:
         assert self._announce is not None and self.padding.rows(1) == 1, "the caller looks at `joins`"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Config = Any  # a config of transformers, of the family's own class
 Windows = tuple[int | None, ...]
+Rows = tuple[tuple[int, int], ...]  # key/value heads, and the width of one, of each layer that has keys and values
 MODULE = "mlp"  # of a decoder layer
 
 
@@ -35,6 +36,13 @@ def one_window(config: Config) -> Windows:
     """All layers have config.sliding_window, if there is one."""
     width = config.sliding_window
     return (None if width is None else int(width),) * int(config.num_hidden_layers)
+
+
+def equal_rows(config: Config) -> Rows:
+    """All layers have keys and values of one shape."""
+    width = getattr(config, "head_dim", None)
+    width = config.hidden_size // config.num_attention_heads if width is None else width
+    return ((int(config.num_key_value_heads), int(width)),) * int(config.num_hidden_layers)
 
 
 def no_moving_rope(checkpoint: Checkpoint) -> None:
@@ -51,12 +59,15 @@ class Family:
     """A family of targets.
 
     name: as people call it. model_type: of config.json. causal_lm: transformers' class of the whole model.
-    layer_norms: RMS norms in each layer. norm_offset: what the model adds to a norm's stored gain.
+    layer_norms: RMS norms in each layer. norms: config -> those of the whole model, where layers differ; None:
+    `layer_norms` of each layer, and one. norm_offset: what the model adds to a norm's stored gain.
     experts: where a mixture of experts keeps them.
     neighbours: whether RoPE rotates dimensions 2 i and 2 i + 1 of a head together. Exports reorder the rows of the
     query and key weights, so that RoPE as Llama has it (dimensions i and i + d/2) gives the same attention scores.
     windows: config -> for each layer the number of keys that a row sees, itself included; None for all.
-    rotary_layers: config -> number of layers that rotate queries and keys.
+    rows: config -> shapes of keys and values; the first are those that config names.
+    rotary_layers: config -> number of layers that rotate queries; those of them that have keys rotate these too.
+    linked: whether layers read more than the hidden state before them, so that no layer is like another.
     context: config -> the longest text for which the graph computes what transformers does.
     logits: config, the LM head's output [..., V] -> logits [..., V].
     refuse: raises ExportError for a config that transformers runs and this exporter cannot express.
@@ -70,17 +81,28 @@ class Family:
     model_type: str
     causal_lm: str
     layer_norms: int = 2
+    norms: Callable[[Config], int] | None = None
     norm_offset: float = 0.0
     experts: Experts | None = None
     neighbours: bool = False
     windows: Callable[[Config], Windows] = lambda config: (None,) * int(config.num_hidden_layers)
+    rows: Callable[[Config], Rows] = equal_rows
     rotary_layers: Callable[[Config], int] = lambda config: int(config.num_hidden_layers)
+    linked: bool = False
     context: Callable[[Config], int] = lambda config: int(config.max_position_embeddings)
     logits: Callable[[Config, Tensor], Tensor] = lambda config, logits: logits
     refuse: Callable[[Checkpoint], None] = no_moving_rope
     opened: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint
     since: str = "5.0.0"
     sampling: SamplingDefaults | None = None
+
+    def norm_count(self, config: Config) -> int:
+        """Returns how many RMS norms the whole model has."""
+        return self.layer_norms * int(config.num_hidden_layers) + 1 if self.norms is None else self.norms(config)
+
+    def rotations(self, config: Config) -> int:
+        """Returns how often the model rotates queries or keys."""
+        return 2 * self.rotary_layers(config) - int(config.num_hidden_layers) + len(self.rows(config))
 
     def parameter(self, name: str) -> str:
         """Returns the name of a checkpoint's tensor in the graph."""

@@ -22,6 +22,7 @@ WHOLES: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 262208,
         "max_position_embeddings": 131072,
     },
+    "gemma4": {"model_type": "gemma4_text"},
     "mistral3": {"model_type": "mistral"},
 }
 SHARED = (  # keys of the whole that hold for its language model too

@@ -13,6 +13,7 @@ from eagle_export.reading.families import (
     ernie,
     exaone,
     gemma,
+    gemma4,
     glm,
     gpt_oss,
     granite,
@@ -29,7 +30,7 @@ from eagle_export.reading.families.family import Config, Family, Windows
 from eagle_export.reading.families.nested import WHOLES
 
 MODULES = (
-    llama, mistral, qwen, phi3, gemma, smollm3, granite, olmo, glm, ernie, hunyuan, exaone, seed, arcee,
+    llama, mistral, qwen, phi3, gemma, gemma4, smollm3, granite, olmo, glm, ernie, hunyuan, exaone, seed, arcee,
     gpt_oss,
 )  # fmt: skip
 FAMILIES: dict[str, Family] = {each.model_type: each for module in MODULES for each in module.FAMILIES}

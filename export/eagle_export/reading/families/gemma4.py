@@ -1,0 +1,87 @@
+"""Gemma-4 (E2B, E4B, 31B): layers that see all keys have wider heads than those with a window, the last layers use keys
+and values of layers before them, and each layer adds what a table of its own says of a token.
+
+Of checkpoints with images and sound (model_type gemma4) the language model is read (nested.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from eagle_export.base.errors import ExportError
+from eagle_export.reading.checkpoint import Checkpoint
+from eagle_export.reading.families.family import Config, Family, Rows, by_layer_type
+from eagle_export.reading.families.gemma import bounded_logits
+from eagle_runtime.bundle.manifest import SamplingDefaults
+
+LAYER_NORMS = 4  # of the hidden state, before and after attention and MLP
+HEAD_NORMS = 3  # of queries, keys and values
+SLIDING, FULL = "sliding_attention", "full_attention"
+UNUSED = ("k_proj", "v_proj", "k_norm", "v_norm")  # of layers that use other layers' keys, which checkpoints may have
+
+
+def kept_layers(config: Config) -> int:
+    """The first layers, which have keys and values of their own."""
+    return int(config.num_hidden_layers) - int(config.num_kv_shared_layers)
+
+
+def rows(config: Config) -> Rows:
+    """Key/value heads and their width, of each layer that has some."""
+    layers = (config.per_layer_config[number] for number in range(kept_layers(config)))
+    return tuple((int(layer.num_key_value_heads), int(layer.head_dim)) for layer in layers)
+
+
+def norms(config: Config) -> int:
+    """RMS norms of the whole model."""
+    layers, of_tokens = int(config.num_hidden_layers), bool(config.hidden_size_per_layer_input)
+    heads = layers + (HEAD_NORMS - 1) * kept_layers(config)
+    return (LAYER_NORMS + of_tokens) * layers + heads + 1 + of_tokens
+
+
+def refuse(checkpoint: Checkpoint) -> None:
+    """Raises ExportError for experts, attention in both directions, and a first layer without a window."""
+    where, config = checkpoint.folder / "config.json", checkpoint.config
+    if config.get("enable_moe_block"):
+        raise ExportError(f"{where}: enable_moe_block is set; experts of Gemma-4 (26B-A4B) are not supported")
+    if config.get("use_bidirectional_attention") == "all":
+        raise ExportError(
+            f"{where}: use_bidirectional_attention is 'all', but a token may attend to earlier ones alone"
+        )
+    if config.get("layer_types", [SLIDING])[:1] != [SLIDING]:
+        raise ExportError(f"{where}: layer 0 is not of type {SLIDING!r}, as all published models have it")
+    tables = config.get("rope_parameters") or {}
+    kinds = {kind: (tables.get(kind) or {}).get("rope_type", known) for kind, known in ROPE.items()}
+    if kinds != ROPE:
+        raise ExportError(f"{where}: rope_parameters are of types {kinds}, and only {ROPE} are supported")
+
+
+ROPE = {SLIDING: "default", FULL: "proportional"}
+
+
+def opened(checkpoint: Checkpoint) -> Checkpoint:
+    """Without the keys and values of layers that use others', which transformers leaves out too."""
+    shared, layers = checkpoint.config.get("num_kv_shared_layers"), checkpoint.config.get("num_hidden_layers")
+    if not isinstance(shared, int) or not isinstance(layers, int):
+        return checkpoint
+    unused = tuple(
+        f"model.layers.{number}.self_attn.{part}." for number in range(layers - shared, layers) for part in UNUSED
+    )
+    kept = {name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith(unused)}
+    return replace(checkpoint, tensors=kept)
+
+
+GEMMA4 = Family(
+    name="Gemma-4 (text)",
+    model_type="gemma4_text",
+    causal_lm="Gemma4ForCausalLM",
+    norms=norms,
+    windows=by_layer_type,
+    rows=rows,
+    linked=True,
+    logits=bounded_logits,
+    refuse=refuse,
+    opened=opened,
+    since="5.24.0",
+    sampling=SamplingDefaults(temperature=1.0, top_k=64, top_p=0.95),
+)
+FAMILIES = (GEMMA4,)
