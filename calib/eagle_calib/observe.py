@@ -15,9 +15,9 @@ from eagle_calib.calibration import LEAST_ROWS, Float, Input, Observed, is_exper
 from eagle_calib.errors import CalibrationError
 from eagle_calib.graph import observable
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
-from eagle_runtime.core.cache import Cache, HeadMajorCache, KVCache
+from eagle_runtime.core.cache import Cache
 from eagle_runtime.core.session import Array, Session
-from eagle_runtime.ort.session import OrtSession
+from eagle_runtime.ort.session import AnyCache, OrtSession
 
 SAMPLE_ROWS = 1024  # rows kept per tensor if nothing else is asked for
 SEED = 0  # of the sampling
@@ -156,9 +156,10 @@ class InputStatistics:
 class ExpertSession(OrtSession):
     """A session that also returns the inputs of experts, whose number of rows is known only when they are computed."""
 
-    def run(self, feeds: Mapping[str, Any], cache: KVCache | HeadMajorCache) -> dict[str, Array]:
+    def run(self, feeds: Mapping[str, Any], cache: AnyCache) -> dict[str, Array]:
         results = super().run(feeds, cache)
-        values = self._bound.binding.get_outputs()[len(self._new_names) :]  # as they were bound: new rows first
+        outputs = self._bound.binding.get_outputs()
+        values = outputs[len(outputs) - len(self.outputs) :]  # as they were bound: new rows first
         for name, value in zip(self.outputs, values, strict=True):
             if results[name].size == 0:
                 results[name] = value.numpy()[0]

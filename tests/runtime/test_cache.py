@@ -263,9 +263,9 @@ TestMixed.settings = TestMixedHeadMajor.settings = TestRows.settings
 
 def test_rows_of_a_mixed_cache_are_read_and_written() -> None:
     """Rows of another model change nothing; an interrupt between two parts neither."""
-    caches = [MixedCache([KVCache(LAYERS, CAPACITY, heads, WIDTH) for heads in (HEADS, 1)]) for _ in range(2)]
-    first, second = caches
-    for part in first.parts:
+    parts = [[KVCache(LAYERS, CAPACITY, heads, WIDTH) for heads in (HEADS, 1)] for _ in range(2)]
+    first, second = map(MixedCache, parts)
+    for part in parts[0]:
         part.rows[:] = np.arange(CAPACITY, dtype=np.float32)[:, None, None]
     first.advance(5)
     second.write(first.read())

@@ -15,13 +15,12 @@ from eagle_runtime import EagleModel, RequestError
 from eagle_runtime.base.errors import EagleWarning
 from eagle_runtime.base.tree import MAX_DEPTH, Tree, node_depths
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.core.cache import HeadMajorCache, KVCache
 from eagle_runtime.core.row_padding import RowPadding
 from eagle_runtime.core.session import Array
 from eagle_runtime.core.target import Target
 from eagle_runtime.opening.exact_rows import CHECKED, PADDINGS, RowCheck, check_rows, find_padding, repeated_chain
 from eagle_runtime.ort.library import byte_products_saturate
-from eagle_runtime.ort.session import OrtSession
+from eagle_runtime.ort.session import AnyCache, OrtSession
 from insides import bundle_in, sessions_of, turns_of
 
 
@@ -34,7 +33,7 @@ class Uneven(OrtSession):
         self._odd = odd
         self.fed: list[int] = []
 
-    def run(self, feeds: Any, cache: KVCache | HeadMajorCache) -> dict[str, Array]:
+    def run(self, feeds: Any, cache: AnyCache) -> dict[str, Array]:
         out = super().run(feeds, cache)
         rows = self.padding.rows(len(feeds["input_ids"]))
         self.fed.append(rows)

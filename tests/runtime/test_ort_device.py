@@ -181,9 +181,9 @@ def test_passes_of_several_rows_have_a_multiple_of_four_keys(
     passes = []
     bind = OrtDeviceSession._bind_cache
 
-    def recorded(self: Any, device: str, addresses: Any, length: int, rows: int, *more: Any) -> None:
+    def recorded(self: Any, device: str, layers: Any, addresses: Any, length: int, rows: int) -> None:
         passes.append((length, rows))
-        bind(self, device, addresses, length, rows, *more)
+        bind(self, device, layers, addresses, length, rows)
 
     monkeypatch.setattr(OrtDeviceSession, "_bind_cache", recorded)
     on_device("eagle1", "fp32").generate(prompts[1], max_new_tokens=20, ignore_eos=True)

@@ -285,7 +285,7 @@ def _note_windows(model: ir.Model, windows: Windows) -> None:
 def _check_all_used(checkpoint: Checkpoint, module: torch.nn.Module, weights: Mapping[str, Weight]) -> None:
     """Raises ExportError unless weights and parameters match one to one, with equal shapes. A tensor that is left over
     would mean a kind of checkpoint that this export does not know, and wrong output without an error."""
-    parameters = dict(module.named_parameters(remove_duplicate=False))
+    parameters: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
     parameters |= {name: each for name, each in module.named_buffers() if isinstance(each, FakeTensor)}
     if unused := sorted(set(weights) - set(parameters)):
         first = weights[unused[0]].source

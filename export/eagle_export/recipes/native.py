@@ -180,7 +180,7 @@ def attend(model: ir.Model, node: ir.Node, part: Part, wanted: ir.Value | None =
     return rows
 
 
-def _new_rows(part: Part, rotated: Rotation | None) -> list[ir.Value]:
+def _new_rows(part: Part, rotated: Rotation | None) -> list[ir.Value | None]:
     """New keys and values, each [1, T, kv_heads * width], and the cosines and sines by which the operator rotates keys
     and queries; without the latter where these are rotated before."""
     new_keys, new_values = part.new

@@ -258,17 +258,20 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
 
 
 def _heads_of_layers(spec: TargetSpec | HeadSpec) -> list[tuple[int, int]]:
-    """Heads and their width of each layer that has keys and values. Layers may have other ones than the first, which
-    has the model's, and the last ones of a target may have none (Gemma-4): then their outputs say so."""
+    """Heads and their width of each layer that has keys and values: those of the model or, of a layer of a target after
+    the first, what its outputs say. The last layers may have none, if they have weights (Gemma-4)."""
     most = min(spec.num_layers, len(spec.graph.inputs))  # one too many is enough to fail
     sizes = [(spec.num_kv_heads, spec.head_dim)] * most
-    for number, name in enumerate(present_names(most, ("key",))):
+    if not isinstance(spec, TargetSpec):
+        return sizes
+    last = f"model.layers.{spec.num_layers - 1}."
+    whole = any(name.startswith(last) for name in spec.graph.weights)
+    for number, name in enumerate(present_names(most, ("key",))[1:], 1):
         row = spec.graph.outputs.get(name)
-        if number and isinstance(spec, TargetSpec):
-            if row is None:
-                return sizes[:number]
-            if len(row.shape) == 4 and all(isinstance(size, int) and size > 0 for size in row.shape[2:]):
-                sizes[number] = int(row.shape[2]), int(row.shape[3])
+        if row is None and whole:
+            return sizes[:number]
+        if row is not None and len(row.shape) == 4 and all(isinstance(size, int) for size in row.shape[2:]):
+            sizes[number] = int(row.shape[2]), int(row.shape[3])
     return sizes
 
 

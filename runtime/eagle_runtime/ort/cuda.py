@@ -62,13 +62,17 @@ def _open(bundle: Path, graph: GraphSpec, memory: OrtMemory) -> Session:
 
 def check_graphs(bundle: Path, manifest: Manifest) -> None:
     """Raises BackendError for graphs made for CPUs, with int8 products or a head-major past, which the provider would
-    run on the host, or not at all; and for a kind of head that does not run on it."""
+    run on the host, or not at all; for a kind of head that does not run on it; and for keys of several shapes."""
     if manifest.head is not None and "cuda" in manifest.head.form.not_on:
         raise BackendError(
             f"{bundle} has a {manifest.head.form.title}, which does not run on cuda; build engines for it with "
             "eagle-export engines, or run it on backend cpu"
         )
     for name, model in manifest.models.items():
+        if len(model.graph.alike) > 1:
+            raise BackendError(
+                f"{bundle}: the {name} graph's layers have keys of several shapes, which run on backend cpu alone"
+            )
         stored = {weight.dtype for weight in model.graph.weights.values()}
         if "int8" in stored or pieces_of(model.graph) is not None:
             raise BackendError(

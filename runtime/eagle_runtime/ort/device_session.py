@@ -36,7 +36,7 @@ class OrtDeviceSession(BoundSession):
         super().__init__(session, path, spec, memory.device)
         self._memory = memory
         self._caches: list[OrtCache] = []
-        (self._layers,) = self._alike  # opening.backends has refused others
+        (self._layers,) = self._alike  # cuda.check_graphs has refused others
         self._graph_inputs = tuple(self.inputs)
         self._logits: LogitMemory | None = None
         check_rows(path, spec)
