@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "mixtral": "llama",
     "ministral3": "mistral3",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "qwen3_moe": "qwen3moe",
     "olmo3": "olmo2",
     "hunyuan_v1_dense": "hunyuan-dense",
@@ -75,7 +76,8 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
     rope = config.rope_parameters
     full = rope.get("full_attention", rope)
     heads = config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    layer = config.per_layer_config[0] if name == "gemma4" else config  # has a window
+    width = getattr(layer, "head_dim", None) or config.hidden_size // heads
     further = getattr(config, "num_nextn_predict_layers", 0)
     writer.add_block_count(config.num_hidden_layers + further)
     if further:
@@ -84,7 +86,7 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_head_count_kv(layer.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     if name not in ("gemma", "gemma2"):
         alpha = full.get("alpha") or 1.0  # of Hunyuan, whose converter writes the base that it makes
@@ -102,7 +104,7 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
     if name in TURNED:
         writer.add_vocab_size(config.vocab_size)
         writer.add_rope_dimension_count(width)
-    if getattr(config, "head_dim", None) and name not in ("granite", "granitemoe", "phi3"):
+    if getattr(layer, "head_dim", None) and name not in ("granite", "granitemoe", "phi3"):
         writer.add_key_length(width)
         writer.add_value_length(width)
     if name in ("gemma2", "gemma3", "olmo2", "exaone4", "gpt-oss") and getattr(config, "sliding_window", None):
@@ -114,7 +116,9 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
     if name == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if name == "gemma3":
+    if name == "gemma4":
+        _gemma4_metadata(writer, config)
+    if name in ("gemma3", "gemma4"):
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
     if name in ("granite", "granitemoe"):
         writer.add_attention_scale(config.attention_multiplier)
@@ -153,6 +157,30 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
+def _gemma4_metadata(writer: Any, config: Any) -> None:
+    """In the converter's order; what the metadata of all had is overwritten."""
+    first, last = config.per_layer_config[0], config.per_layer_config[config.num_hidden_layers - 1]
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input or 0)
+    windowed = [kind == "sliding_attention" for kind in config.layer_types]
+    writer.add_sliding_window_pattern(windowed)
+    writer.add_key_length(last.head_dim)
+    writer.add_value_length(last.head_dim)
+    writer.add_key_length_swa(first.head_dim)
+    writer.add_value_length_swa(first.head_dim)
+    if config.use_double_wide_mlp:
+        width, kept = config.intermediate_size, config.num_hidden_layers - config.num_kv_shared_layers
+        writer.add_feed_forward_length([width if n < kept else 2 * width for n in range(config.num_hidden_layers)])
+    if config.attention_k_eq_v:
+        counts = {True: first.num_key_value_heads, False: last.num_key_value_heads}
+        writer.add_head_count_kv([counts[each] for each in windowed])
+    writer.add_rope_dimension_count(last.head_dim)
+    writer.add_rope_dimension_count_swa(first.head_dim)
+
+
 def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]]:
     arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
@@ -165,6 +193,11 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
         factor, low, high = (rope[key] for key in ("factor", "low_freq_factor", "high_freq_factor"))
         factors = llama_factors(waves, factor, low, high, rope["original_max_position_embeddings"])
         out.append(("rope_freqs.weight", factors.astype(np.float32)))
+    if name == "gemma4":
+        full, width = rope["full_attention"], config.per_layer_config[config.num_hidden_layers - 1].head_dim
+        turning = int(width * full["partial_rotary_factor"] / 2)
+        factors = [1.0] * turning + [1e30] * (width // 2 - turning)
+        out.append(("rope_freqs.weight", np.array(factors, np.float32)))
     if rope.get("rope_type") == "longrope":
         for each in ("long", "short"):
             out.append((f"rope_factors_{each}.weight", np.array(rope[f"{each}_factor"], np.float32)))
@@ -182,7 +215,7 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
             full = full.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp")
         values = values.reshape(-1) if full.endswith("correction_bias") else values
         full = full.replace("e_score_correction_bias", "e_score_correction.bias")
-        base, _, kind = (f"{full}.weight" if full.endswith(".sinks") else full).rpartition(".")
+        base, _, kind = (f"{full}.weight" if full.endswith((".sinks", ".layer_scalar")) else full).rpartition(".")
         if ".experts." in base:
             before, _, after = base.partition(".experts.")
             number, part = after.split(".")

@@ -55,6 +55,8 @@ FACTORS = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [2.0, 3.0, 5.0, 
 LINEAR = {"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 64}
 NEAR = {"rope_type": "default", "rope_theta": 10000.0}
+PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 5e5, "partial_rotary_factor": 0.7}
+GEMMA4 = {"head_dim": 16, "global_head_dim": 44, "num_hidden_layers": 4, "sliding_window": 12}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 SCALES = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.7, "logits_scaling": 2.0}
@@ -108,6 +110,30 @@ ROWS = {
             "sliding_window": 12,
             "num_hidden_layers": 7,
             "rope_parameters": {"full_attention": LINEAR, "sliding_attention": NEAR},
+        },
+    ),
+    "Gemma-4, with layers that use others' keys": Row(
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "num_key_value_heads": 1,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "vocab_size_per_layer_input": VOCAB,
+            "hidden_size_per_layer_input": 8,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "Gemma-4, with values that are keys": Row(
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "rope_parameters": {"full_attention": PROPORTIONAL, "sliding_attention": {**NEAR, "rope_theta": 2e4}},
         },
     ),
     "SmolLM3": Row("smollm3", {"num_hidden_layers": 5}),
@@ -194,8 +220,9 @@ def save_source(row: Row, folder: Path) -> None:
         }
     )
     model = cls(config)
-    for name, parameter in model.named_parameters():
-        if name.endswith(("norm.weight", "bias", "gate.weight", "sinks")):  # else all ones or zeros
+    scalars = [each for each in model.named_buffers() if each[0].endswith("layer_scalar")]
+    for name, parameter in [*model.named_parameters(), *scalars]:
+        if name.endswith(("norm.weight", "bias", "gate.weight", "sinks", "layer_scalar")):  # else all ones or zeros
             torch.nn.init.normal_(parameter, parameter.mean().item(), 0.3)
     model.save_pretrained(folder)
 
@@ -384,6 +411,17 @@ def key(name: str, value: Any) -> Callable[[Any], None]:
     return change
 
 
+def tensor(name: str, values: np.ndarray | None) -> Callable[[Any], None]:
+    """A change that puts a tensor in the place of another, or takes it away (None)."""
+
+    def change(writer: Any) -> None:
+        writer.tensors[0].pop(name, None)
+        if values is not None:
+            writer.add_tensor(name, values)
+
+    return change
+
+
 def renamed(names: dict[str, str]) -> Callable[[Any], None]:
     """A change of metadata: name -> the name that it gets."""
 
@@ -462,6 +500,61 @@ def test_gemma3_may_lack_what_all_with_images_have(files: Callable[..., Path], t
     assert opened.config["rope_parameters"] == {"full_attention": full, "sliding_attention": NEAR}
     assert opened.config["rms_norm_eps"] == 1e-6
     assert opened.tensors.keys() == plain.tensors.keys()
+
+
+def test_gemma4_may_hold_keys_that_no_layer_uses(files: Callable[..., Path], tmp_path: Path) -> None:
+    """Published files have them of layers that use others' keys, and Ollama's what reads images and sound."""
+    name = "Gemma-4, with layers that use others' keys"
+
+    def change(writer: Any) -> None:
+        shapes = {"attn_k": (16, 64), "attn_v": (16, 64), "attn_k_norm": (16,)}
+        for part, shape in shapes.items():
+            writer.add_tensor(f"blk.2.{part}.weight", np.ones(shape, np.float32))
+        for other in ("v.blk.0.attn_q.weight", "a.blk.0.attn_q.weight", "mm.a.fc.weight"):
+            writer.add_tensor(other, np.zeros((32, 32), np.float32))
+
+    path = changed(files(name), tmp_path / "all.gguf", change)
+    assert "model.layers.2.self_attn.k_proj.weight" in open_gguf(path).tensors
+    opened, plain = open_target(path), open_target(files(name))
+    assert (opened.config, opened.tensors.keys()) == (plain.config, plain.tensors.keys())
+
+
+GEMMA4_REFUSED = {
+    "experts": (key("gemma4.expert_count", 4), "experts of Gemma-4 (26B-A4B) are not supported"),
+    "no pattern": (key("gemma4.attention.sliding_window_pattern", None), "pattern is None, but must say of each layer"),
+    "short pattern": (key("gemma4.attention.sliding_window_pattern", [True, False]), "but must say of each layer"),
+    "last layer": (key("gemma4.attention.sliding_window_pattern", [True, False, True, True]), "the last not"),
+    "all shared": (key("gemma4.attention.shared_kv_layers", 4), "have no keys and values that they could use"),
+    "widths": (key("gemma4.feed_forward_length", [96, 96, 192, 96]), "have the others' width or twice that"),
+    "number of widths": (key("gemma4.feed_forward_length", [96, 96]), "of all layers or of each of 4"),
+    "key heads": (key("gemma4.attention.head_count_kv", [1, 2, 1, 2]), "not in whether their values are keys"),
+    "key heads of a kind": (key("gemma4.attention.head_count_kv", [1, 2, 2, 2]), "layers of one kind differ"),
+    "value width": (key("gemma4.attention.value_length", 16), "have another width, which is not supported"),
+    "rotated part": (key("gemma4.rope.dimension_count_swa", 8), "have another width, which is not supported"),
+    "no width": (key("gemma4.attention.key_length_swa", None), "gemma4.attention.key_length_swa is missing"),
+    "no base": (key("gemma4.rope.freq_base_swa", None), "gemma4.rope.freq_base_swa is missing"),
+    "no tables": (key("gemma4.embedding_length_per_layer_input", None), "length_per_layer_input is missing"),
+    "scaling": (key("gemma4.rope.scaling.factor", 8.0), "rotation of type 'linear' is not supported"),
+    "no factors": (tensor("rope_freqs.weight", None), "tensor 'rope_freqs.weight' is missing"),
+    "factors": (tensor("rope_freqs.weight", np.full(22, 8, np.float32)), "do not leave a part of 44 unrotated"),
+    "fused": (tensor("blk.0.attn_qkv.weight", np.zeros((96, 64), np.float32)), "'blk.0.attn_qkv.weight' is not known"),
+}
+
+
+@pytest.mark.parametrize("name", GEMMA4_REFUSED)
+def test_a_gemma4_that_contradicts_itself_is_refused(files: Callable[..., Path], tmp_path: Path, name: str) -> None:
+    change, message = GEMMA4_REFUSED[name]
+    path = changed(files("Gemma-4, with layers that use others' keys"), tmp_path / "changed.gguf", change)
+    with pytest.raises(ExportError, match=re.escape(message)) as raised:
+        open_gguf(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_gemma4_of_which_one_layer_has_values_is_refused(files: Callable[..., Path], tmp_path: Path) -> None:
+    plain = files("Gemma-4, with values that are keys")
+    path = changed(plain, tmp_path / "one.gguf", tensor("blk.3.attn_v.weight", np.zeros((44, 64), np.float32)))
+    with pytest.raises(ExportError, match=r"has tensor 'blk\.3\.attn_v\.weight', but none such of another layer"):
+        open_gguf(path)
 
 
 def test_olmo3_has_a_base_of_its_own_in_windows_if_a_file_says_so(files: Callable[..., Path], tmp_path: Path) -> None:

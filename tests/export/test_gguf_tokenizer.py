@@ -229,6 +229,98 @@ def test_gemma_merges_runs_of_spaces_from_the_long_ones_on() -> None:
         assert made.encode(text).tokens == original.encode(text).tokens, count
 
 
+GEMMA4_TEXTS = ("<|turn>user\nHi  you\n\n\n\n there<turn|>\n<|turn>model\n", "<eos>é<|channel>a\tb<|tool_response>")
+VISIBLE = ("<|channel>", "<|tool_response>")  # which the converter lists as the user's
+
+
+@pytest.fixture(scope="module")
+def gemma4(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, dict[str, Any]]:
+    """A tokenizer as Gemma-4's instruct models have it, and its metadata: class Gemma4Model of llama.cpp's
+    conversion/gemma.py asks the same classes of the package gguf. Its end is that of a turn, so that <eos> is a piece
+    of text there."""
+    gguf = pytest.importorskip("gguf")
+    from transformers import GemmaTokenizer
+
+    names = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|turn>", "<turn|>", *VISIBLE]
+    specials = [*names, *(f"<0x{byte:02X}>" for byte in range(256)), "</s>"]
+    trained = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=specials, max_token_length=8, show_progress=False)
+    trained.train_from_iterator(README.read_text(encoding="utf-8").splitlines(keepends=True), trainer)
+    model = json.loads(trained.to_str())["model"]
+    original = GemmaTokenizer(
+        vocab=model["vocab"],
+        merges=[tuple(merge) for merge in model["merges"]],
+        add_bos_token=True,
+        extra_special_tokens={
+            "sot_token": "<|turn>",
+            "eot_token": "<turn|>",
+            "soc_token": "<|channel>",
+            "str_token": "<|tool_response>",
+        },
+    )
+    folder = tmp_path_factory.mktemp("gemma4")
+    original.save_pretrained(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<turn|>"}))
+    tokens, scores, kinds = zip(*gguf.LlamaHfVocab(folder).all_tokens(), strict=True)
+    tokens = [token.decode() for token in tokens]
+    special = gguf.SpecialVocab(folder, load_merges=True)
+    return original.backend_tokenizer, {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": list(scores),
+        "tokenizer.ggml.token_type": [
+            USER_DEFINED if token in VISIBLE else int(kind) for token, kind in zip(tokens, kinds, strict=True)
+        ],
+        "tokenizer.ggml.merges": special.merges,
+        **{f"tokenizer.ggml.{name}_token_id": number for name, number in special.special_token_ids.items()},
+        "tokenizer.ggml.unknown_token_id": special.special_token_ids["unk"],
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"tokenizer.ggml.add_bos_token": False},  # of older files
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.pre": "gemma4",
+            "tokenizer.ggml.add_bos_token": False,
+        },  # Ollama's
+    ],
+)
+def test_gemma4_has_its_merges(gemma4: tuple[Tokenizer, dict[str, Any]], changed: dict[str, Any]) -> None:
+    original, metadata = gemma4
+    metadata = {**metadata, **changed}
+    assert_same(metadata, original, "gemma4")
+    made = Tokenizer.from_str(texts_of(file_of(metadata, "gemma4"))["tokenizer.json"].decode())
+    for text in GEMMA4_TEXTS:
+        assert made.encode(text).ids == original.encode(text).ids
+    assert made.decode(made.encode("a<|channel>b<turn|>").ids) == "a<|channel>b"
+
+
+def test_gemma4_ends_with_three_tokens(gemma4: tuple[Tokenizer, dict[str, Any]]) -> None:
+    """Those of its generation_config.json, of which the file calls two a piece of text and the user's."""
+    _, metadata = gemma4
+    tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    found = {token: kinds[tokens.index(token)] for token in ("<eos>", "<turn|>", "<|tool_response>", "</s>")}
+    assert found == {"<eos>": NORMAL, "<turn|>": CONTROL, "<|tool_response>": USER_DEFINED, "</s>": NORMAL}
+    ids = special_ids(file_of(metadata, "gemma4"))
+    assert [tokens[number] for number in ids["eos_token_id"]] == ["<turn|>", "<eos>", "<|tool_response>"]
+    assert tokens[ids["bos_token_id"]] == "<bos>"
+    assert notes_of(file_of(metadata, "gemma4")) == ()
+
+
+def test_gemma4_without_merges_is_refused(gemma4: tuple[Tokenizer, dict[str, Any]]) -> None:
+    metadata = {name: value for name, value in gemma4[1].items() if name != "tokenizer.ggml.merges"}
+    with pytest.raises(ExportError, match=r"metadata tokenizer\.ggml\.merges is missing"):
+        texts_of(file_of(metadata, "gemma4"))
+
+
 def test_template_and_ids_of_special_tokens() -> None:
     original = Tokenizer.from_file(str(DEMO))
     original.add_special_tokens(["<|end|>", "<|eot_id|>"])

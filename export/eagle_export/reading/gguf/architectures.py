@@ -11,6 +11,7 @@ from typing import Any
 
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.gguf.file import GgufFile
+from eagle_export.reading.gguf.gemma4 import gemma4_config
 from eagle_export.reading.gguf.rope import rope_parameters
 
 Config = dict[str, Any]
@@ -18,6 +19,11 @@ TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
+}
+TABLES = {  # of what is added to each layer, by token
+    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
 }
 PROJECTIONS = {
     "attn_q": "self_attn.q_proj",
@@ -44,15 +50,18 @@ MIXTRAL = {
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """model_type: of the config. layer: name of a part of a block -> name in a layer. config: file, the config of all
-    -> what differs in it. turned: whether rows of queries and keys are in llama.cpp's order. norm_added: what the gains
-    of norms have in addition to the checkpoint's. partly: whether a part of each head may be rotated alone. experts:
-    part of a block -> name of an expert's, with {} for its number. bare: parts of a block whose names in a layer end
-    with them, without "weight". one_row: parts that are vectors in a file and matrices of one row in a checkpoint.
-    eps: of norms, where a file need not say it."""
+    -> what differs in it. layers: file -> what a config says of layers that are not alike; None for equal ones. top:
+    names of what belongs to no layer. turned: whether rows of queries and keys are in llama.cpp's order. norm_added:
+    what the gains of norms have in addition to the checkpoint's. partly: whether a part of each head may be rotated
+    alone. experts: part of a block -> name of an expert's, with {} for its number. bare: parts of a block whose names
+    in a layer end with them, without "weight". one_row: parts that are vectors in a file and matrices of one row in a
+    checkpoint. eps: of norms, where a file need not say it."""
 
     model_type: str
     layer: Mapping[str, str]
     config: Callable[[GgufFile, Config], Config] = lambda file, config: {}
+    layers: Callable[[GgufFile], Config] | None = None
+    top: Mapping[str, str] = field(default_factory=lambda: TOP)
     turned: bool = False
     norm_added: float = 0.0
     partly: bool = False
@@ -292,6 +301,22 @@ ARCHITECTURES = {
     "gemma3": Architecture(
         "gemma3_text", {**PROJECTIONS, **MLP, **AROUND, **QK_NORMS}, _gemma3, norm_added=1.0, eps=1e-6
     ),
+    "gemma4": Architecture(
+        "gemma4_text",
+        {
+            **PROJECTIONS,
+            **MLP,
+            **AROUND,
+            **QK_NORMS,
+            "inp_gate": "per_layer_input_gate",
+            "proj": "per_layer_projection",
+            "post_norm": "post_per_layer_input_norm",
+            "layer_output_scale": "layer_scalar",
+        },
+        layers=gemma4_config,
+        top={**TOP, **TABLES},
+        bare=("layer_output_scale",),
+    ),
     "smollm3": Architecture("smollm3", LLAMA_NAMES, _smollm3, turned=True),
     "granite": Architecture("granite", LLAMA_NAMES, _granite, turned=True),
     "granitemoe": Architecture(
@@ -412,28 +437,35 @@ def config_of(file: GgufFile, architecture: Architecture) -> Config:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ExportError(f"{file.path} has no tensor 'token_embd.weight'; it holds no whole model")
-    hidden, heads = file.integer("embedding_length"), file.integer("attention.head_count")
-    head_dim = file.integer("attention.key_length", max(1, hidden // heads))
+    config: Config = {
+        "model_type": architecture.model_type,
+        "hidden_size": file.integer("embedding_length"),
+        "num_hidden_layers": file.layers,
+        "num_attention_heads": file.integer("attention.head_count"),
+        "vocab_size": embedding.shape[0],
+        "max_position_embeddings": file.integer("context_length"),
+        "rms_norm_eps": file.number("attention.layer_norm_rms_epsilon", architecture.eps),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "pad_token_id": None,
+    }
+    config |= _equal_layers(file, architecture, config) if architecture.layers is None else architecture.layers(file)
+    config |= architecture.config(file, config)
+    return {
+        key: value for key, value in config.items() if value is not None or key in ("sliding_window", "pad_token_id")
+    }
+
+
+def _equal_layers(file: GgufFile, architecture: Architecture, config: Config) -> Config:
+    """Widths, heads and rotation of layers that have the same."""
+    heads = config["num_attention_heads"]
+    head_dim = file.integer("attention.key_length", max(1, config["hidden_size"] // heads))
     if file.integer("attention.value_length", head_dim) != head_dim:
         raise ExportError(f"{file.path}: keys and values of a head differ in width, which is not supported")
     if not architecture.partly and file.integer("rope.dimension_count", head_dim) != head_dim:
         raise ExportError(f"{file.path}: a part of each head is rotated, which {file.architecture} is not known to do")
-    config: Config = {
-        "model_type": architecture.model_type,
-        "hidden_size": hidden,
+    return {
         "intermediate_size": file.integer("feed_forward_length"),
-        "num_hidden_layers": file.layers,
-        "num_attention_heads": heads,
         "num_key_value_heads": file.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "vocab_size": embedding.shape[0],
-        "max_position_embeddings": file.integer("context_length"),
-        "rms_norm_eps": file.number("attention.layer_norm_rms_epsilon", architecture.eps),
         "rope_parameters": rope_parameters(file, head_dim),
-        "tie_word_embeddings": "output.weight" not in file.tensors,
-        "pad_token_id": None,
-    }
-    config |= architecture.config(file, config)
-    return {
-        key: value for key, value in config.items() if value is not None or key in ("sliding_window", "pad_token_id")
     }

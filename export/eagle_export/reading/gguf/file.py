@@ -78,6 +78,17 @@ class GgufFile:
         """Returns a number of things that a model may go without, 0 where it is not said. Raises ExportError."""
         return self.integer(key, 0, 0)
 
+    def each_layer(self, key: str) -> list[int]:
+        """Returns a whole number of each layer, 1 or more, from a list of them or one of all. Raises ExportError."""
+        stated = self._value(key, None)
+        numbers = stated if isinstance(stated, list) else [stated] * self.layers
+        if len(numbers) != self.layers or not all(type(each) is int and each > 0 for each in numbers):
+            raise ExportError(
+                f"{self.path}: metadata {self.architecture}.{key} is {str(stated)[:60]}, but must be a whole number, 1 "
+                f"or more, of all layers or of each of {self.layers}; {ADVICE}"
+            )
+        return numbers
+
     @property
     def layers(self) -> int:
         """Layers that compute the next token; those that predict further ones follow them. Raises ExportError."""

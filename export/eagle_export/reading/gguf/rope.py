@@ -19,6 +19,8 @@ LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 YARN = {"yarn_ext_factor": "extrapolation_factor", "yarn_attn_factor": "attention_factor"}
 YARN |= {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
 TOLERANCE = 1e-5  # of factors that were computed in fp32
+STILL = 1e30  # factor by which frequencies that shall rotate nothing are slower
+SHARES = 1 << 20  # steps of a share that floats multiply without rounding
 Floats = npt.NDArray[np.float64]
 
 
@@ -50,6 +52,26 @@ def rope_parameters(file: GgufFile, width: int) -> dict[str, Any]:
                 "original_max_position_embeddings": original,
             }
     raise ExportError(f"{file.path}: the factors of {FACTORS!r} are not of a Llama 3.1 scaling, and not supported")
+
+
+def default_rope(file: GgufFile, base: str) -> dict[str, Any]:
+    """base: key of the metadata, which must be there. Returns the rotation of whole heads, without scaling. Raises
+    ExportError if the metadata has a scaling."""
+    if (kind := _stated(file)["rope_type"]) != "default":
+        raise ExportError(f"{file.path}: rotation of type {kind!r} is not supported in this architecture")
+    return {"rope_type": "default", "rope_theta": file.number(base)}
+
+
+def proportional_rope(file: GgufFile, base: str, width: int) -> dict[str, Any]:
+    """base: as in default_rope. width: d. Returns a rotation by a head's higher frequencies alone, which the converter
+    keeps as the factors of all. Raises ExportError for other factors."""
+    factors = _numbers(file, FACTORS)
+    turning = int((factors == 1).sum())
+    expected = np.where(np.arange(width // 2) < turning, 1.0, np.float64(np.float32(STILL)))
+    if not np.array_equal(factors, expected):
+        raise ExportError(f"{file.path}: the factors of {FACTORS!r} do not leave a part of {width} unrotated; {ADVICE}")
+    share = math.ceil(turning / len(factors) * SHARES) / SHARES  # of which transformers makes `turning` again
+    return {**default_rope(file, base), "rope_type": "proportional", "partial_rotary_factor": share}
 
 
 def _stated(file: GgufFile) -> dict[str, Any]:

@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from eagle_export.base.errors import ExportError
-from eagle_export.reading.gguf.architectures import TOP, Architecture
+from eagle_export.reading.gguf.architectures import Architecture
 from eagle_export.reading.gguf.file import ADVICE, OTHER_TYPE, UNBLOCKED_TYPES, Entry, GgufFile
 from eagle_export.reading.stored_tensors import StoredTensor
 
 if TYPE_CHECKING:
     import torch  # imported where tensors are read: headers are read without it
 
-NOT_WEIGHTS = re.compile(  # of the language model: what rotates, and what reads images, which Ollama keeps in one file
-    r"(blk\.\d+\.)?(rope_(freqs|factors_long|factors_short)\.weight|attn_rot_embd(\.weight)?)|(v|mm)\..+"
+# Of the language model: what rotates, and what reads images and sound, which Ollama keeps in one file.
+NOT_WEIGHTS = re.compile(
+    r"(blk\.\d+\.)?(rope_(freqs|factors_long|factors_short)\.weight|attn_rot_embd(\.weight)?)|(v|a|mm)\..+"
 )
 AT_ONCE = 1 << 22  # numbers that are dequantised together
 
@@ -141,15 +142,15 @@ def _parts(
     file: GgufFile, entry: Entry, architecture: Architecture, heads: int, kv_heads: int
 ) -> Iterator[tuple[str, GgufTensor]]:
     """The checkpoint's tensors that an entry holds: one, or several whose rows follow each other."""
-    if entry.name in TOP:
-        yield TOP[entry.name], _tensor(entry, TOP[entry.name], architecture)
+    if (top := architecture.top.get(entry.name)) is not None:
+        yield top, _tensor(entry, top, architecture)
         return
     match = re.fullmatch(r"blk\.(\d+)\.([a-z0-9_]+?)(?:\.(\d+))?\.(weight|bias)", entry.name)
     if match is None:
         raise _unknown(file, entry)
     number, part, expert, kind = match.groups()
     layer = f"model.layers.{number}"
-    if part == "attn_qkv" and "attn_qkv" not in architecture.layer:
+    if part == "attn_qkv" and "attn_qkv" not in architecture.layer and architecture.layers is None:
         head_rows = entry.shape[0] // (heads + 2 * kv_heads)
         start = 0
         for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):

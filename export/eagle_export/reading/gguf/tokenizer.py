@@ -34,6 +34,8 @@ ENDINGS = frozenset(  # control tokens at which llama.cpp ends a text, whatever 
     ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "</s>")
     + ("<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>")
 )
+# Of Gemma-4, whatever kinds the file gives them; its "</s>" is a piece of text.
+GEMMA4_ENDINGS = frozenset(("<eos>", "<turn|>", "<|tool_response>"))
 HARMONY = frozenset(("<|return|>", "<|call|>"))  # of gpt-oss, whose answers are several messages that end with <|end|>
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -92,17 +94,25 @@ def texts_of(file: GgufFile) -> dict[str, bytes]:
     kind = file.metadata.get("tokenizer.ggml.model")
     if kind in (None, "none", "no_vocab"):
         return {}
-    if kind not in ("gpt2", "llama"):
-        raise ExportError(f"{file.path}: a tokenizer of kind {kind!r} is not supported, only 'gpt2' and 'llama'")
+    if kind not in ("gpt2", "llama", "gemma4"):
+        raise ExportError(
+            f"{file.path}: a tokenizer of kind {kind!r} is not supported, only 'gpt2', 'llama' and 'gemma4'"
+        )
     tokens = _listed(file, "tokens")
     kinds = file.metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
     if len(set(tokens)) < len(tokens) or len(kinds) != len(tokens):
         raise ExportError(f"{file.path}: its tokens are not distinct, or their kinds are not as many; {ADVICE}")
-    marks = mistyped(file)
-    kinds = [CONTROL if number in marks else each for number, each in enumerate(kinds)]
-    content = _byte_level(file, tokens) if kind == "gpt2" else _sentencepiece(file, tokens, kinds)
-    if kind == "llama" and file.architecture.startswith("gemma"):
-        tokens = _with_spaces(tokens)
+    marks, ends = mistyped(file), _endings(file)
+    kinds = [
+        CONTROL if number in marks or token in ends else kind
+        for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+    ]
+    if _is_gemma4(file):
+        content = _gemma4(file, tokens)
+    else:
+        content = _byte_level(file, tokens) if kind == "gpt2" else _sentencepiece(file, tokens, kinds)
+        if kind == "llama" and file.architecture.startswith("gemma"):
+            tokens = _with_spaces(tokens)
     phi3 = kind == "llama" and file.architecture == "phi3"
     added = [
         {
@@ -115,7 +125,7 @@ def texts_of(file: GgufFile) -> dict[str, bytes]:
             "special": kinds[number] != USER_DEFINED,
         }
         for number, token in enumerate(tokens)
-        if kinds[number] in (CONTROL, USER_DEFINED) or (kinds[number] == UNKNOWN and kind == "llama")
+        if kinds[number] in (CONTROL, USER_DEFINED) or (kinds[number] == UNKNOWN and kind != "gpt2")
     ]
     content["model"]["vocab"] = {
         token: number
@@ -128,6 +138,7 @@ def texts_of(file: GgufFile) -> dict[str, bytes]:
         if (number := _token_id(file, key, len(tokens))) is not None
     }
     add = {name: file.metadata.get(f"tokenizer.ggml.add_{name}_token", content.pop(name)) for name in ("bos", "eos")}
+    add["bos"] |= _is_gemma4(file)  # as in llama.cpp, though older files deny it
     content = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **content}
     content["post_processor"] = _template(file, special, add)
     settings = {**special, "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -192,11 +203,11 @@ def special_ids(file: GgufFile) -> dict[str, Any]:
     kinds = file.metadata.get("tokenizer.ggml.token_type") or [CONTROL] * len(tokens)
     ends = [_token_id(file, name, len(tokens)) for name in ("eos", "eot", "eom")]
     ends += [end for end in file.metadata.get("tokenizer.ggml.eos_token_ids") or [] if 0 <= end < len(tokens)]  # Ollama
-    marks = mistyped(file)
+    marks, certain = mistyped(file), _endings(file)
     known = {
         token: number
         for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
-        if token in ENDINGS and (kind == CONTROL or number in marks)
+        if token in certain or (token in ENDINGS and (kind == CONTROL or number in marks))
     }
     if known.keys() >= HARMONY:
         known.pop("<|end|>", None)
@@ -220,21 +231,35 @@ def _byte_level(file: GgufFile, tokens: Sequence[str]) -> dict[str, Any]:
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
         for pattern in cut.patterns
     ]
-    merges = [merge.split(" ") for merge in _listed(file, "merges")]
-    if wrong := [merge for merge in merges if len(merge) != 2]:
-        raise ExportError(f"{file.path}: merge {' '.join(wrong[0])[:60]!r} has not two parts; {ADVICE}")
     return {
         "normalizer": {"type": "NFC"} if cut.nfc else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*steps, level]},
         "decoder": {**level, "use_regex": True},
-        "model": _bpe(merges, whole=cut.whole),
+        "model": _bpe(_stated_merges(file), whole=cut.whole),
         "bos": cut.bos and _token_id(file, "bos", len(tokens)) is not None,
         "eos": False,
     }
 
 
+def _is_gemma4(file: GgufFile) -> bool:
+    """Whether its tokenizer is Gemma-4's; Ollama's converter calls it one of kind 'llama'."""
+    kind = file.metadata.get("tokenizer.ggml.model")
+    return kind == "gemma4" or (kind == "llama" and file.architecture == "gemma4")
+
+
+def _endings(file: GgufFile) -> frozenset[str]:
+    """Tokens at which a text ends, of whatever kind they are."""
+    return GEMMA4_ENDINGS if _is_gemma4(file) else frozenset()
+
+
+def _gemma4(file: GgufFile, tokens: Sequence[str]) -> dict[str, Any]:
+    """As sentencepiece's, with the merges that the file has."""
+    unknown = _token_id(file, "unknown", len(tokens))
+    return _pieces(_stated_merges(file), None if unknown is None else tokens[unknown], prefix=False)
+
+
 def _sentencepiece(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, Any]:
-    """A space is a letter of its own, and one is put before the text unless the file says otherwise, or is a Gemma."""
+    """A space is put before the text unless the file says otherwise, or is a Gemma."""
     scores = file.metadata.get("tokenizer.ggml.scores") or [0.0] * len(tokens)
     if len(scores) != len(tokens):
         raise ExportError(
@@ -247,18 +272,23 @@ def _sentencepiece(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) 
         scores = [1.0 if set(token) <= set(f"{SPACE}\n\t") else -float(number) for number, token in enumerate(tokens)]
     elif _unscored(file):  # in that order, but for runs of spaces, which Llama-2's vocabulary merges last
         scores = [-float(number) - len(tokens) * (set(token) == {SPACE}) for number, token in enumerate(tokens)]
+    unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN), None)
+    return _pieces(implied_merges(tokens, scores), unknown, prefix)
+
+
+def _pieces(merges: list[list[str]], unknown: str | None, prefix: bool) -> dict[str, Any]:
+    """A space is a letter of its own; prefix: whether one is put before the text."""
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     start = [{"type": "Prepend", "prepend": SPACE}] if prefix else []
     ends = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
     back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
     joined = [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *ends]
-    unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN), None)
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*start, spaces]},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": joined},
         "model": {
-            **_bpe(implied_merges(tokens, scores)),
+            **_bpe(merges),
             "unk_token": unknown,
             "fuse_unk": True,
             "byte_fallback": True,
@@ -276,6 +306,13 @@ def _unscored(file: GgufFile) -> bool:
     scores = file.metadata.get("tokenizer.ggml.scores") or []
     kinds = file.metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(scores)
     return len({score for score, kind in zip(scores, kinds, strict=False) if kind == NORMAL}) < 2
+
+
+def _stated_merges(file: GgufFile) -> list[list[str]]:
+    merges = [merge.split(" ") for merge in _listed(file, "merges")]
+    if wrong := [merge for merge in merges if len(merge) != 2]:
+        raise ExportError(f"{file.path}: merge {' '.join(wrong[0])[:60]!r} has not two parts; {ADVICE}")
+    return merges
 
 
 def implied_merges(tokens: Sequence[str], scores: Sequence[float]) -> list[list[str]]:
