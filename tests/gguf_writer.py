@@ -196,8 +196,8 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
     if name == "gemma4":
         full, width = rope["full_attention"], config.per_layer_config[config.num_hidden_layers - 1].head_dim
         turning = int(width * full["partial_rotary_factor"] / 2)
-        factors = [1.0] * turning + [1e30] * (width // 2 - turning)
-        out.append(("rope_freqs.weight", np.array(factors, np.float32)))
+        slowed = [1.0] * turning + [1e30] * (width // 2 - turning)
+        out.append(("rope_freqs.weight", np.array(slowed, np.float32)))
     if rope.get("rope_type") == "longrope":
         for each in ("long", "short"):
             out.append((f"rope_factors_{each}.weight", np.array(rope[f"{each}_factor"], np.float32)))

@@ -263,8 +263,8 @@ def gemma4(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, dict[st
     original.save_pretrained(folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<turn|>"}))
-    tokens, scores, kinds = zip(*gguf.LlamaHfVocab(folder).all_tokens(), strict=True)
-    tokens = [token.decode() for token in tokens]
+    listed, scores, kinds = zip(*gguf.LlamaHfVocab(folder).all_tokens(), strict=True)
+    tokens = [token.decode() for token in listed]
     special = gguf.SpecialVocab(folder, load_merges=True)
     return original.backend_tokenizer, {
         "tokenizer.ggml.model": "gemma4",
