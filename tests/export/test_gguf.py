@@ -524,6 +524,7 @@ GEMMA4_REFUSED = {
     "no pattern": (key("gemma4.attention.sliding_window_pattern", None), "pattern is None, but must say of each layer"),
     "short pattern": (key("gemma4.attention.sliding_window_pattern", [True, False]), "but must say of each layer"),
     "last layer": (key("gemma4.attention.sliding_window_pattern", [True, False, True, True]), "the last not"),
+    "shared unknown": (key("gemma4.attention.shared_kv_layers", None), "shared_kv_layers is missing"),
     "all shared": (key("gemma4.attention.shared_kv_layers", 4), "have no keys and values that they could use"),
     "widths": (key("gemma4.feed_forward_length", [96, 96, 192, 96]), "have the others' width or twice that"),
     "number of widths": (key("gemma4.feed_forward_length", [96, 96]), "of all layers or of each of 4"),

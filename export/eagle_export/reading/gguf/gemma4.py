@@ -22,7 +22,7 @@ def gemma4_config(file: GgufFile) -> dict[str, Any]:
     other or the tensors."""
     if file.optional("expert_count"):
         raise ExportError(f"{file.path}: expert_count is set; experts of Gemma-4 (26B-A4B) are not supported")
-    windowed, kept = _windowed(file), file.layers - file.count(SHARED)
+    windowed, kept = _windowed(file), file.layers - file.integer(SHARED, least=0)
     if set(windowed[: max(kept, 0)]) != {True, False}:
         raise _wrong(file, SHARED, "so layers of one kind have no keys and values that they could use")
     far, near = _head_width(file, ""), _head_width(file, "_swa")
