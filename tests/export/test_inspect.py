@@ -26,7 +26,9 @@ from eagle_export.inspection.report import GB, Need, Place, inspect
 from eagle_export.reading.checkpoint import Checkpoint, open_checkpoint
 from eagle_export.reading.pickled import pickled_tensors
 from eagle_runtime.bundle.manifest import DTYPE_BITS, read_manifest
+from eagle_runtime.drafting.cost_prior import pass_bytes
 from test_imports import in_new_process
+from tiny_families import ROWS, VOCAB, save_source
 
 TARGET = GOLDEN / "target"
 DEMO = Path(__file__).parents[2] / "tools" / "demo_pair"
@@ -76,6 +78,23 @@ def test_sizes_of_the_demo_pair(backend: str, precision: str, tmp_path: Path) ->
     assert need.draft is not None
     assert need.target.stored == pytest.approx(stored(tmp_path / "pair", "target"), rel=0.005)
     assert need.draft.stored == pytest.approx(stored(tmp_path / "pair", "draft"), rel=0.005)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_sizes_of_a_target_with_a_table_for_its_layers(precision: str, tmp_path: Path) -> None:
+    from eagle_export.bundle import export
+    from eagle_export.writing.settings import Settings
+
+    save_source(ROWS["Gemma-4, with layers that use others' keys"], tmp_path / "source")
+    export(tmp_path / "source", None, tmp_path / "bundle", Settings(precision=precision, certify=False, record=False))
+    inspected = inspect(str(tmp_path / "source"), None, context=100)
+    need = next(each for each in inspected.needs if each.precision == precision)
+    graph = read_manifest(tmp_path / "bundle").target.graph
+    assert need.target.stored == pytest.approx(stored(tmp_path / "bundle", "target"), rel=0.01)
+    assert need.target.read == pytest.approx(pass_bytes(graph), rel=0.06)  # small tensors have other types
+    assert need.target.stored - need.target.read > VOCAB * 4 * 8  # the table, which a pass does not read
+    assert need.cache == 100 * graph.kv_token_bytes
+    assert {each.backend for each in inspected.needs} == {"cpu"}
 
 
 def test_what_a_token_reads_leaves_out_a_table_of_its_own() -> None:

@@ -24,8 +24,9 @@ from eagle_export.reading.families.registry import check_config, family_of
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
     """A target. family: None for one that is not known. problems: why it cannot be exported, a sentence each.
-    parameters: numbers in its tensors, of which a token needs `active`. context: tokens, None if unknown. experts:
-    per layer, and how many of them a row needs; None without a mixture."""
+    parameters: numbers in its tensors, of which a token needs `active`. key_sizes: numbers of a token's key in each
+    layer that has one. context: tokens, None if unknown. experts: per layer, and how many of them a row needs; None
+    without a mixture."""
 
     name: str
     model_type: str
@@ -41,11 +42,17 @@ class TargetFacts:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    key_sizes: tuple[int, ...]
     intermediate_size: int
     vocab_size: int
     context: int | None
     tied: bool
     experts: tuple[int, int] | None
+
+    @property
+    def several_shapes(self) -> bool:
+        """Whether keys are of several sizes, as Gemma-4's."""
+        return len(set(self.key_sizes)) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +125,7 @@ def _sized(target: Checkpoint, family: Family | None, problems: Sequence[str]) -
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
+        key_sizes=_key_sizes(target) or (kv_heads * head_dim,) * sizes.integer("num_hidden_layers"),
         intermediate_size=sizes.integer("intermediate_size"),
         vocab_size=sizes.integer("vocab_size"),
         context=None if readable is None else _context(readable, config),
@@ -227,7 +235,7 @@ def _shape_problems(target: Checkpoint, facts: TargetFacts) -> list[str]:
     hidden, width = facts.hidden_size, facts.head_dim
     want(EMBEDDING, (facts.vocab_size, hidden))
     want(LM_HEAD, (facts.vocab_size, hidden), if_there=True)
-    for layer in (0, facts.num_layers - 1):
+    for layer in (0,) if facts.several_shapes else (0, facts.num_layers - 1):
         name = f"model.layers.{layer}"
         want(f"{name}.post_attention_layernorm.weight", (hidden,))
         want(f"{name}.self_attn.q_proj.weight", (facts.num_heads * width, hidden), if_there=True)
@@ -242,6 +250,11 @@ def _shape_problems(target: Checkpoint, facts: TargetFacts) -> list[str]:
             "config and weights do not belong together"
         )
     return problems
+
+
+def _key_sizes(target: Checkpoint) -> tuple[int, ...]:
+    """Numbers of a token's key in each layer that has one; none where keys are computed with other parts."""
+    return tuple(each.shape[0] for name, each in target.tensors.items() if name.endswith(".self_attn.k_proj.weight"))
 
 
 def _borrowed_problems(head: Checkpoint, target: Checkpoint) -> list[str]:

@@ -115,12 +115,12 @@ def needs(target: TargetFacts, checkpoint: Checkpoint, head: HeadFacts | None, c
     assert target.family is not None and not target.problems, "looked at before"
     config = None if head is None else head.config
     shapes = pair_shapes(target.family, checkpoint, None if head is None else head.official, config)
-    rows = target.num_layers * target.num_kv_heads * target.head_dim
+    rows = sum(target.key_sizes)
     rows += 0 if config is None else config.num_layers * config.num_kv_heads * config.head_dim
     bounded = checkpoint.config.get("attn_logit_softcapping") is not None
     needed = []
     for backend in BACKENDS:
-        if bounded and backend != "cpu":
+        if (bounded or target.several_shapes) and backend != "cpu":
             continue
         for precision in precisions_of(backend):
             of_target = graph_bytes(shapes["target"], backend, precision, "target")

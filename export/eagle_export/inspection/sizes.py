@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.kinds import KINDS, placed
-from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint, is_table
+from eagle_export.reading.checkpoint import EMBEDDING, LAYERS_TABLE, LM_HEAD, Checkpoint, is_table
 from eagle_export.reading.families.family import Family
 from eagle_export.reading.stored_tensors import StoredTensor
 from eagle_export.recipes.attention import ExactAttention
@@ -36,6 +36,7 @@ HEAD_EMBEDDING = "embed_tokens.weight"
 MAPS = ("d2t", "t2d")
 MAP_BYTES = 8  # of a draft token's id in the graph
 LOOKUPS = ("Gather", "GatherBlockQuantized")
+Table = tuple[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +51,17 @@ class Layers:
 
 @dataclass(frozen=True, slots=True)
 class GraphShapes:
-    """A graph's weights. layers: without a tied LM head. table: name and shape [V, H] of the embedding. tied: whether
-    it is also the LM head. numbers: of all other tensors in floats; rest: bytes of those in whole numbers. chosen: the
-    share of a layer's experts that one row needs."""
+    """A graph's weights. layers: without a tied LM head. table: name and shape [V, H] of the embedding. more: other
+    tables, of which rows are looked up. tied: whether the embedding is also the LM head. numbers: of all other tensors
+    in floats; rest: bytes of those in whole numbers. chosen: the share of a layer's experts that one row needs."""
 
     layers: tuple[Layers, ...]
-    table: tuple[str, tuple[int, int]]
+    table: Table
     tied: bool
     numbers: int
     rest: int = 0
     chosen: float = 1.0
+    more: tuple[Table, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,9 @@ def graph_bytes(shapes: GraphShapes, backend: str, precision: str, graph: str) -
     model = _skeleton(shapes, dtype)
     for step in _storing(recipe, graph):
         step.apply(model)
-    counts = {layer.name: layer.count for layer in shapes.layers} | {shapes.table[0]: 1}
+    counts = {layer.name: layer.count for layer in shapes.layers} | {
+        name: 1 for name, _ in (shapes.table, *shapes.more)
+    }
     stored = read = shapes.numbers * dtype.itemsize + shapes.rest
     for name, value in model.graph.initializers.items():
         owner = next((key for key in counts if name == key or name.startswith(f"{key}.")), None)
@@ -130,9 +134,9 @@ def _only_looked_up(value: ir.Value) -> bool:
 def _skeleton(shapes: GraphShapes, dtype: ir.DataType) -> ir.Model:
     """Returns a graph with the layers, fed by operators of the kinds that are before them."""
     ids, x = ir.val("input_ids", ir.DataType.INT64), ir.val("x", dtype)
-    table = _weight(*shapes.table, dtype)
-    nodes, weights = [ir.node("Gather", [table, ids])], [table]
-    outputs = [nodes[0].outputs[0]]
+    weights = [_weight(name, shape, dtype) for name, shape in (shapes.table, *shapes.more)]
+    nodes, table = [ir.node("Gather", [each, ids]) for each in weights], weights[0]
+    outputs = [node.outputs[0] for node in nodes]
     for layer in shapes.layers:
         weights.append(_weight(layer.name, layer.shape, dtype))
         nodes += _linear(layer.before, x, weights[-1], dtype)
@@ -186,7 +190,7 @@ def target_shapes(
     router = "" if experts is None else f".{experts.block}.{experts.router}.weight"
     layers, numbers = [], 0
     for name, tensor in target.tensors.items():
-        if name == EMBEDDING or is_table(name):
+        if name in (EMBEDDING, LAYERS_TABLE) or is_table(name):
             continue
         if _is_layer(name, tensor) and not (router and name.endswith(router)):
             layers.append(_layer(name, tensor, _before(name)))
@@ -200,9 +204,10 @@ def target_shapes(
                 layers.append(_layer(f"head_reader.{name}", tensor, "joined" if joined else "norm"))
             else:
                 numbers += prod(tensor.shape)
-    rows, width = target.tensors[EMBEDDING].shape
+    table, *more = (_table(target, name) for name in (EMBEDDING, LAYERS_TABLE) if name in target.tensors)
     chosen = 1.0 if counts is None else counts[1] / counts[0]
-    return GraphShapes(alike(layers), (EMBEDDING, (rows, width)), LM_HEAD not in target.tensors, numbers, chosen=chosen)
+    tied = LM_HEAD not in target.tensors
+    return GraphShapes(alike(layers), table, tied, numbers, chosen=chosen, more=tuple(more))
 
 
 def draft_shapes(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> GraphShapes:
@@ -228,6 +233,11 @@ def draft_shapes(target: Checkpoint, head: Checkpoint, config: HeadConfig) -> Gr
     rows, width = table.shape
     tied = config.borrows_lm_head and borrowed is None
     return GraphShapes(alike(layers), (name, (rows if config.embeds else 0, width)), tied, numbers, rest)
+
+
+def _table(target: Checkpoint, name: str) -> Table:
+    rows, width = target.tensors[name].shape
+    return name, (rows, width)
 
 
 def _is_layer(name: str, tensor: StoredTensor) -> bool:

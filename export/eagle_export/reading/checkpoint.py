@@ -26,6 +26,7 @@ TEXT_FILES = (
 )  # fmt: skip
 MASK_FILE = "mask_embedding.pt"  # of a block head
 EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"  # of a target
+LAYERS_TABLE = "model.embed_tokens_per_layer.weight"  # Gemma-4's: what a token gives to each layer
 
 
 @dataclass(frozen=True, slots=True)

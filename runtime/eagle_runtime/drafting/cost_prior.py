@@ -13,6 +13,7 @@ from eagle_runtime.bundle.manifest import DTYPE_BITS, GraphSpec, HeadSpec, Manif
 from eagle_runtime.drafting.cost_model import CONTEXTS, HEAD_ROWS, TARGET_ROWS, Costs, Timings
 
 EMBEDDING = "model.embed_tokens.weight"
+LAYERS_TABLE = "model.embed_tokens_per_layer.weight"  # Gemma-4's, which nothing else reads
 FOUR_BITS = ".int4"  # ends the names of tensors that hold two weights in a byte
 
 
@@ -74,7 +75,7 @@ def _read(graph: GraphSpec) -> Iterator[tuple[int, int]]:
         apart = f"{EMBEDDING}.fp16" if f"{EMBEDDING}.fp16" in table else EMBEDDING
         gathered = {apart} if len(table) > 1 else set()
     for name, spec in graph.weights.items():
-        if name not in gathered:
+        if name not in gathered and not name.startswith(LAYERS_TABLE):
             count, bits = prod(map(int, spec.shape)), DTYPE_BITS[spec.dtype]
             yield (2 * count, 4) if name.endswith(FOUR_BITS) and bits == 8 else (count, bits)
 
