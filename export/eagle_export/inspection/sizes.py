@@ -52,7 +52,7 @@ class Layers:
 @dataclass(frozen=True, slots=True)
 class GraphShapes:
     """A graph's weights. layers: without a tied LM head. table: name and shape [V, H] of the embedding. more: other
-    tables, of which rows are looked up. tied: whether the embedding is also the LM head. numbers: of all other tensors
+    tables, of which tokens read a row. tied: whether the embedding is also the LM head. numbers: of all other tensors
     in floats; rest: bytes of those in whole numbers. chosen: the share of a layer's experts that one row needs."""
 
     layers: tuple[Layers, ...]
