@@ -105,7 +105,7 @@ def test_a_head_of_each_producer_is_the_official_head(producer: str, tmp_path: P
 
 def test_every_row_of_the_table_has_a_writer() -> None:
     recurrent = {layout.producer for layout in LAYOUTS if not FORMS[layout.kind].keyless}
-    assert recurrent == {*WRITERS, *mtp_writers.WRITERS, "DeepSpec"}
+    assert recurrent == {*WRITERS, *mtp_writers.WRITERS, "DeepSpec", "transformers"}
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def certified(
     what is required, and ExportError if limits were asked for and cannot be checked."""
     report("comparing with the source")
     try:
-        comparison = compare_with_source(pair.target, bundle, manifest, pair.head, report, reading)
+        comparison = compare_with_source(pair.target, bundle, manifest, pair.torch_head, report, reading)
     except FidelityError:
         raise
     except ExportError as error:

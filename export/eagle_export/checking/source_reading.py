@@ -126,7 +126,7 @@ def reading_of_pair(pair: Pair) -> SourceReading | None:
     """What the comparison of an export will ask; None if its context has no room."""
     try:
         return SourceReading.of(
-            pair.target, pair.text, int(pair.config.vocab_size), pair.context, pair.generation.eos, pair.head
+            pair.target, pair.text, int(pair.config.vocab_size), pair.context, pair.generation.eos, pair.torch_head
         )
     except ExportError:
         return None

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
+from eagle_export.heads.assistant import AssistantReader
 from eagle_export.heads.block import BlockReader
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head, TapReader
@@ -31,7 +32,8 @@ ATTENTION = "eagle_edge"  # name of our attention function in transformers's reg
 
 class TargetGraph(nn.Module):
     """The target, with features for the head: the final hidden state after the last norm, or an EAGLE-3 or block
-    head's reading of the taps. windows: per layer the number of keys that a row sees, None for all."""
+    head's reading of the taps, or what an assistant reads. windows: per layer the number of keys that a row sees, None
+    for all."""
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class TargetGraph(nn.Module):
         config: Config,
         windows: Windows,
         taps: tuple[int, ...],
-        reader: TapReader | BlockReader | None,
+        reader: TapReader | BlockReader | AssistantReader | None,
     ) -> None:
         super().__init__()
         config = copy.deepcopy(config)  # transformers writes into it
@@ -97,6 +99,8 @@ class TargetGraph(nn.Module):
         logits, features, reader = self.family.logits(self.config, logits), hidden, self.head_reader
         if isinstance(reader, BlockReader):
             features = reader.features(tapped, hidden, position_ids)
+        elif isinstance(reader, AssistantReader):
+            features = reader.features(hidden, cache.new)
         elif reader is not None:
             features = reader.features(tapped)
         return logits, features, cache.new, after

@@ -17,6 +17,8 @@ from eagle_export.graphs.graphs import TargetGraph
 from eagle_export.graphs.head_modules import MODULES
 from eagle_export.graphs.trace import Expected, Layout, build_fake, trace_target
 from eagle_export.graphs.weights import Weight, attach, store_transposed
+from eagle_export.heads.assistant import groups_of
+from eagle_export.heads.assistant_config import TOKEN_ORDERING
 from eagle_export.heads.block_layouts import fitted
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.kinds import KINDS, Kind, placed
@@ -105,6 +107,12 @@ class Pair:
     def windows(self) -> Windows:
         """For each layer of the target the number of keys that a row sees, itself included; None for all."""
         return windows_of(self.family, self.config)
+
+    @property
+    def torch_head(self) -> HeadPart | None:
+        """The head, if torch can run it on the target's hidden states alone: then its drafts are checked, and what its
+        layers read is recorded."""
+        return None if self.head is None or MODULES[self.head.config.kind].head is None else self.head
 
     @property
     def has_sinks(self) -> bool:
@@ -225,6 +233,7 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
 def _head_part(target: Checkpoint, config: Config, head: Checkpoint) -> HeadPart:
     sizes = int(config.hidden_size), int(config.num_hidden_layers), int(config.vocab_size)
     layout, head = fitted(official(head), target)
+    head = KINDS[layout.kind].beside(head, target.config)
     head_config = read_head_config(head, layout, *sizes)
     if head_config.borrows_lm_head:
         _check_borrowed(target, head)
@@ -271,6 +280,8 @@ def _draft_module(pair: Pair, head: HeadPart, dtype: torch.dtype, top_k: int) ->
         module = build_fake(partial(MODULES[head.config.kind].graph, head.config, top_k, logits), dtype)
     if head.d2t is not None:
         module.d2t = head.d2t[:, None]
+    if (own := head.config.assistant) is not None and own.centroids:
+        module.group_of = groups_of(head.checkpoint.tensors[TOKEN_ORDERING].read(), own.centroids)
     return module
 
 

@@ -180,25 +180,24 @@ def left_out(head: Checkpoint) -> str | None:
     return "its confidence head is left out: it orders drafts in other programs, and drafts nothing"
 
 
-def with_targets_rotation(head: Checkpoint, layout: HeadLayout, target: Mapping[str, Any]) -> Checkpoint:
+def with_targets_rotation(head: Checkpoint, target: Mapping[str, Any]) -> Checkpoint:
     """Returns a block head with the rotation of its target's config where its own says nothing: such heads are trained
     on copies of their target's config, of which speculators leaves out what is a default."""
     keys = ("rope_theta", "rope_parameters", "rope_scaling")
-    if layout.kind != "block" or any(head.config.get(key) is not None for key in keys):
+    if any(head.config.get(key) is not None for key in keys):
         return head
     theirs = {key: target[key] for key in keys if target.get(key) is not None}
     return replace(head, config={**head.config, **theirs})
 
 
 def fitted(read: tuple[HeadLayout, Checkpoint], target: Checkpoint) -> tuple[HeadLayout, Checkpoint]:
-    """Returns what `official` returned with a block head as it stands next to its target: with the target's rotation
-    where its own config says nothing, and without a copy of the target's LM head, which DeepSpec writes. Values of both
-    LM heads are compared."""
+    """Returns what `official` returned with a block head without a copy of the target's LM head, which DeepSpec writes.
+    Values of both LM heads are compared."""
     layout, head = read
     own, theirs = head.tensors.get(LM_HEAD), target.tensors.get(LM_HEAD, target.tensors.get(EMBEDDING))
     if layout.kind == "block" and own is not None and theirs is not None and same_values(own, theirs):
         head = replace(head, tensors={name: tensor for name, tensor in head.tensors.items() if name != LM_HEAD})
-    return layout, with_targets_rotation(head, layout, target.config)
+    return layout, head
 
 
 def _flat_config(head: Checkpoint, layout: BlockLayout) -> dict[str, Any]:

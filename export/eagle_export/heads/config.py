@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from eagle_export.heads.ahead_reader import Ahead
+from eagle_export.heads.assistant_config import Assistant
 from eagle_export.heads.block_config import Block
 from eagle_export.heads.layout import OutputNorm
 from eagle_runtime.bundle.manifest import HeadKind
@@ -27,7 +28,8 @@ class HeadConfig:
     before fc (nothing, each tap, or all taps as one); output_norm: where the last norm stands (before the LM head
     alone, also before the head's own next step, or nowhere). For multi-token prediction (mtp): hidden_first: whether
     the feature comes before the embedding in what fc reads; masks_first: whether the embedding in the row of position 0
-    is zero. own_lm_head: whether there is an LM head of its own; a block's is in `block`, and ahead's in `ahead`."""
+    is zero. own_lm_head: whether there is an LM head of its own; a block's is in `block`, and ahead's in `ahead`. An
+    assistant has the target's width here, and its own sizes in `assistant`."""
 
     kind: HeadKind
     hidden_size: int
@@ -53,12 +55,13 @@ class HeadConfig:
     masks_first: bool = False
     block: Block | None = None
     ahead: Ahead | None = None
+    assistant: Assistant | None = None
     own_lm_head: bool = True
 
     @property
     def borrows(self) -> bool:
         """Whether the head has the target's LM head, and reads the target's last hidden state."""
-        return not self.taps and self.ahead is None
+        return not self.taps and self.ahead is None and self.assistant is None
 
     @property
     def borrows_lm_head(self) -> bool:
@@ -76,6 +79,8 @@ class HeadConfig:
     @property
     def feature_size(self) -> int:
         """Width of a feature, as the target's graph returns them."""
+        if self.assistant is not None:
+            return self.hidden_size + self.assistant.row_size
         rows = 2 * self.num_layers * self.num_kv_heads * self.head_dim
         return self.hidden_size if self.block is None else rows + self.state_size
 

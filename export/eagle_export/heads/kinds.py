@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from eagle_export.heads.ahead_reader import Ahead, read_ahead
+from eagle_export.heads.assistant_config import TOKEN_ORDERING, Assistant, read_assistant, with_targets_config
 from eagle_export.heads.block_config import Block, read_block
-from eagle_export.heads.block_layouts import left_out
+from eagle_export.heads.block_layouts import left_out, with_targets_rotation
 from eagle_export.heads.config import HeadConfig
 from eagle_export.reading.checkpoint import LM_HEAD, Checkpoint, is_table
 from eagle_runtime.bundle.manifest import HeadKind
@@ -33,8 +35,9 @@ class Kind:
     linear layers whose inputs are parts joined to one. not_on: backends that cannot run it. all_tokens: whether its
     draft vocabulary cannot be chosen at export.
 
-    has_lm_head: whether it has an LM head, given the target's vocabulary. read_ahead, read_block: what such heads alone
-    have. other_readings: of the same folder, in words that follow a share. note: on what is left out of it."""
+    has_lm_head: whether it has an LM head, given the target's vocabulary. read_ahead, read_block, read_assistant: what
+    such heads alone have. beside: the head with what it reads of its target's config. other_readings: of the same
+    folder, in words that follow a share. note: on what is left out of it."""
 
     title: str
     layer: str = "layers.0"
@@ -52,6 +55,8 @@ class Kind:
     has_lm_head: Callable[[Checkpoint, int], bool] = lambda head, vocab: False
     read_ahead: Callable[[Checkpoint, int, int], Ahead] | None = None
     read_block: Callable[[Checkpoint, int, int, int], Block] | None = None
+    read_assistant: Callable[[Checkpoint, int, int], Assistant] | None = None
+    beside: Callable[[Checkpoint, Mapping[str, Any]], Checkpoint] = lambda head, target: head
     other_readings: Callable[[HeadConfig], Readings] = lambda config: iter(())
     note: Callable[[Checkpoint], str | None] = lambda head: None
 
@@ -104,11 +109,21 @@ KINDS: Mapping[HeadKind, Kind] = {
         all_tokens=True,
         has_lm_head=lambda head, vocab: LM_HEAD in head.tensors,
         read_block=read_block,
+        beside=with_targets_rotation,
         other_readings=_block_readings,
         note=left_out,
     ),
     "medusa": AHEAD("Medusa", read_ahead=partial(read_ahead, grounded=False)),
     "hydra": AHEAD("Hydra", read_ahead=partial(read_ahead, grounded=True)),
+    "assistant": Kind(
+        "Gemma-4 assistant",
+        joined=r"pre_projection\.",
+        not_on=("cuda", "tensorrt", "tensorrt-rtx"),
+        all_tokens=True,
+        has_lm_head=lambda head, vocab: True,
+        read_assistant=read_assistant,
+        beside=with_targets_config,
+    ),
 }
 
 
@@ -116,7 +131,7 @@ def placed(config: HeadConfig, names: Iterable[str]) -> tuple[list[str], list[st
     """Returns which of a head's tensors stand in the draft graph, and which in the target's; some do in both. Tables of
     rotations are computed, and maps of the vocabulary and what the head has of the target are no weights of its own."""
     elsewhere = {LM_HEAD} if config.borrows_lm_head else set()
-    elsewhere |= set() if config.borrows else {"d2t", "t2d"}
+    elsewhere |= set() if config.borrows else {"d2t", "t2d", TOKEN_ORDERING}
     elsewhere |= {"norm.weight"} if config.output_norm == "none" else set()
     own = [name for name in names if name not in elsewhere and not is_table(name)]
     read = [] if config.borrows else [name for name in own if name.startswith(READER)]

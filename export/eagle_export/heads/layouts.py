@@ -16,6 +16,7 @@ from typing import Any
 
 from eagle_export.base.errors import ExportError
 from eagle_export.heads.ahead_reader import HYDRA, MEDUSA, MEDUSA_IN_TARGET, OTHER_PARTS, VLLM_MEDUSA, AheadNames
+from eagle_export.heads.assistant_config import official_assistant
 from eagle_export.heads.block_layouts import block_layout, official_block
 from eagle_export.heads.layout import LLAMA_TYPES, TRANSFORMERS_DEFAULTS, HeadLayout
 from eagle_export.heads.prediction import DEEPSEEK, MIMO, QWEN, SPECULATORS
@@ -24,6 +25,13 @@ from eagle_export.reading.checkpoint import Checkpoint
 PAIRED = "layers.0.hidden_norm.weight"  # the norm of the features: EAGLE-3's first layer has it, no other layer does
 
 LAYOUTS = (
+    HeadLayout(
+        "transformers",
+        "assistant",
+        source="huggingface/transformers: src/transformers/models/gemma4_assistant",
+        keys=("backbone_hidden_size",),
+        tensors=("pre_projection.", "post_projection."),
+    ),
     HeadLayout(
         "Medusa",
         "medusa",
@@ -206,6 +214,8 @@ def official(head: Checkpoint) -> tuple[HeadLayout, Checkpoint]:
     if (block := block_layout(head)) is not None:
         return official_block(head, block)
     layout = next((each for each in LAYOUTS if each.fits(head)), None)
+    if layout is not None and layout.kind == "assistant":
+        return layout, official_assistant(head)
     if layout is not None and layout.names is not None:
         head = replace(head, tensors=layout.names.official(head))
         _refuse_heads(head) if isinstance(layout.names, AheadNames) else _refuse_layer(head, layout)

@@ -30,6 +30,13 @@ def read_head_config(
         return HeadConfig(
             layout.kind, target_hidden, target_hidden, vocab, vocab, sizes.count, ahead=sizes, **NO_ATTENTION
         )
+    if kind.read_assistant is not None:
+        own = kind.read_assistant(head, target_hidden, vocab)
+        sizes_of_keys = dict(zip(("num_kv_heads", "head_dim"), own.rows[0], strict=True))
+        return HeadConfig(
+            layout.kind, target_hidden, target_hidden, vocab, vocab, own.num_layers, assistant=own,
+            **{**NO_ATTENTION, **sizes_of_keys},
+        )  # fmt: skip
     _check_vocabulary(head, vocab)
     _check_target_width(head, target_hidden)
     for problem in _unknown_settings(head, layout):
@@ -82,7 +89,7 @@ def head_problems(
             problems.append(str(error))
             return None
 
-    if kind.read_ahead is not None:
+    if kind.read_ahead is not None or kind.read_assistant is not None:
         problems.clear()
         try_to(lambda: read_head_config(head, layout, target_hidden, target_layers, vocab))
         return problems

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from eagle_export.base.errors import ExportError
-from eagle_export.heads.block_layouts import with_targets_rotation
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.kinds import KINDS
 from eagle_export.heads.layout import HeadLayout
@@ -146,9 +145,10 @@ def head_facts(head: Checkpoint, target: TargetFacts, checkpoint: Checkpoint) ->
         problems.append(str(error))
     sizes = (target.hidden_size, target.num_layers, target.vocab_size)
     if layout is not None:
-        read = with_targets_rotation(read, layout, checkpoint.config)
+        kind = KINDS[layout.kind]
+        read = kind.beside(read, checkpoint.config)
         problems += head_problems(read, layout, *sizes)
-        if not KINDS[layout.kind].reads_taps:
+        if not kind.reads_taps and not kind.has_lm_head(read, target.vocab_size):
             problems += _borrowed_problems(read, checkpoint)
         if layout.names is not None:
             head = replace(head, tensors=read.tensors)

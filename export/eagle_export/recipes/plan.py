@@ -44,6 +44,7 @@ AUTO = "auto"  # the precision whose layers are chosen by measuring (automatic.p
 STORED_BITS = "stored"  # the precision whose layers have the source's own four bits, if it has them (as_stored.py)
 BY_VALUES = (AUTO, STORED_BITS)  # in these a weight's values say how wide it is; none is wider than in int8
 AUTO_GRIDS = (INT4, TABLES, Grid(4, 16, asymmetric=True), INT8)  # what they are chosen from
+OF_HEAD = "head."  # before the names of a head's own weights
 SIGNED, UNSIGNED = np.int8(0), np.uint8(128)  # zero points of static int8: see Int8Static
 
 Observations = Mapping[str, Observed]
@@ -313,6 +314,8 @@ def plan(
             f"a target in {precision} hands {target.traced} features to its head, which a head in {draft_precision} "
             "cannot read; choose the same precision for both, or none of them fp16"
         )
+    if recorded is not None and not any(name.startswith(OF_HEAD) for name in recorded):
+        recorded = None  # of the target alone: torch does not run every head
     draft_passes = (draft.draft or draft.target)(recorded if calibration is None else calibration.draft)
     if draft_vocab is not None:
         if calibration is None:

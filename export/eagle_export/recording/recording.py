@@ -88,8 +88,8 @@ def recorded_inputs(
         if other is not None:
             return other.completed(finished, file, report, weighed=weighed), []
         if way == "whole":
-            return observe_source(pair.target, text, data, pair.head, report, asked, file, weighed=weighed), []
-        return observe_layers(pair.target, _windows(pair, data), finished / FOLDER, pair.head, report), []
+            return observe_source(pair.target, text, data, pair.torch_head, report, asked, file, weighed=weighed), []
+        return observe_layers(pair.target, _windows(pair, data), finished / FOLDER, pair.torch_head, report), []
     except ExportError as error:
         if data is not None:
             raise
@@ -189,7 +189,7 @@ def _half(
     weighed: int,
 ) -> Recorded:
     return observe_source(
-        pair.target, pair.text, None, pair.head, report, asked, file, weighed=weighed, share=share, model=source
+        pair.target, pair.text, None, pair.torch_head, report, asked, file, weighed=weighed, share=share, model=source
     )
 
 

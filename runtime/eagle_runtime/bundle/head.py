@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from eagle_runtime.bundle.graph import GraphSpec, Shape, ahead_shapes
+from eagle_runtime.bundle.graph import GraphSpec, Shape, ahead_shapes, row_size
 
-HeadKind = Literal["eagle1", "eagle3", "mtp", "block", "medusa", "hydra"]
+HeadKind = Literal["eagle1", "eagle3", "mtp", "block", "medusa", "hydra", "assistant"]
 Shapes = tuple[dict[str, Shape], dict[str, Shape]]  # of inputs, of outputs
 
 
@@ -30,7 +30,8 @@ class BlockSpec:
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """The draft head. hidden_size: its width; of its hidden states too and, unless it is a block head, of its features.
+    """The draft head. hidden_size: its width; of its hidden states too and, unless it is a block head, of its
+    features. An assistant's is its target's; features and hidden states have keys and values after it.
     top_k: tokens that the graph returns per row. taps: indices of the target's hidden_states that feed an EAGLE-3 or
     block head, else empty. block: of a block head, else None."""
 
@@ -52,7 +53,8 @@ class HeadSpec:
 
     @property
     def feature_size(self) -> int:
-        """Width of its features: a block head's are the keys and values of all its layers, and the target's state."""
+        """Width of its features: a block head's are the keys and values of all its layers, and the target's state; an
+        assistant's the target's state, and the keys and values of layers of the target."""
         return self.form.feature_size(self)
 
     @property
@@ -64,13 +66,15 @@ class HeadSpec:
 @dataclass(frozen=True, slots=True)
 class HeadForm:
     """Of one kind of head. title: its name in messages. shapes: of its graph's inputs and outputs, but for the cache.
-    keyless: whether it keeps no keys and values. block: whether its manifest has a BlockSpec. not_on: backends that
+    keyless: whether it keeps no keys and values. mixed: whether its layers may have those of several shapes, or none
+    (AlikeLayers). block: whether its manifest has a BlockSpec. not_on: backends that
     cannot run it, whatever the bundle."""
 
     title: str
     shapes: Callable[[HeadSpec], Shapes]
     feature_size: Callable[[HeadSpec], int] = lambda head: head.hidden_size
     keyless: bool = False
+    mixed: bool = False
     block: bool = False
     not_on: tuple[str, ...] = ()
 
@@ -82,8 +86,9 @@ def token_inputs(row: str) -> dict[str, Shape]:
 
 def _recurrent(head: HeadSpec) -> Shapes:
     proposals: Shape = (1, "R", head.top_k)
-    outputs: dict[str, Shape] = {"log_probs": proposals, "token_ids": proposals, "hidden": (1, "R", head.hidden_size)}
-    return {**token_inputs("T"), "features": (1, "T", head.feature_size)}, outputs
+    width = head.feature_size
+    outputs: dict[str, Shape] = {"log_probs": proposals, "token_ids": proposals, "hidden": (1, "R", width)}
+    return {**token_inputs("T"), "features": (1, "T", width)}, outputs
 
 
 def _block(head: HeadSpec) -> Shapes:
@@ -99,6 +104,10 @@ def _block_features(head: HeadSpec) -> int:
     return 2 * head.num_layers * head.num_kv_heads * head.head_dim + state
 
 
+def _assistant_features(head: HeadSpec) -> int:
+    return head.hidden_size + sum(row_size(head.graph.outputs[name]) for name in head.graph.present)
+
+
 def _ahead(head: HeadSpec, grounded: bool) -> Shapes:
     return ahead_shapes(head.num_layers, grounded, head.hidden_size, head.top_k)
 
@@ -110,4 +119,11 @@ FORMS: Mapping[HeadKind, HeadForm] = {
     "block": HeadForm("block head", _block, _block_features, block=True, not_on=("cuda",)),
     "medusa": HeadForm("Medusa heads", partial(_ahead, grounded=False), keyless=True),
     "hydra": HeadForm("Hydra heads", partial(_ahead, grounded=True), keyless=True),
+    "assistant": HeadForm(
+        "Gemma-4 assistant",
+        _recurrent,
+        _assistant_features,
+        mixed=True,
+        not_on=("cuda", "tensorrt", "tensorrt-rtx"),
+    ),
 }

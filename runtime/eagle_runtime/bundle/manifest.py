@@ -258,14 +258,14 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
 
 
 def _heads_of_layers(spec: TargetSpec | HeadSpec) -> list[tuple[int, int]]:
-    """Heads and their width of each layer that has keys and values: those of the model or, of a layer of a target after
-    the first, what its outputs say. The last layers may have none, if they have weights (Gemma-4)."""
+    """Heads and their width of each layer that has keys and values: those of the model or, of a layer of a target or an
+    assistant after the first, what its outputs say. The last layers may have none, if they have weights (Gemma-4)."""
     most = min(spec.num_layers, len(spec.graph.inputs))  # one too many is enough to fail
     sizes = [(spec.num_kv_heads, spec.head_dim)] * most
-    if not isinstance(spec, TargetSpec):
+    if isinstance(spec, HeadSpec) and not spec.form.mixed:
         return sizes
     last = f"model.layers.{spec.num_layers - 1}."
-    whole = any(name.startswith(last) for name in spec.graph.weights)
+    whole = any(last in name for name in spec.graph.weights)
     for number, name in enumerate(present_names(most, ("key",))[1:], 1):
         row = spec.graph.outputs.get(name)
         if row is None and whole:

@@ -9,6 +9,7 @@ from eagle_runtime.bundle.manifest import Manifest
 from eagle_runtime.core.head import HeadOfText
 from eagle_runtime.core.session import OneCallSession, Session
 from eagle_runtime.drafting.ahead_heads import HydraHeads, MedusaHeads
+from eagle_runtime.drafting.assistant_head import AssistantHead
 from eagle_runtime.drafting.block_head import BlockHead
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.one_call import OneCallHead
@@ -38,6 +39,9 @@ HEADS: Mapping[HeadKind, Maker] = {
     "eagle3": _recurrent,
     "mtp": _recurrent,
     "block": _block,
+    "assistant": lambda session, manifest, capacity, scratch, _: AssistantHead(
+        session, capacity, scratch, manifest.target.vocab_size
+    ),
     "medusa": lambda session, manifest, capacity, scratch, _: MedusaHeads(
         session, capacity, scratch, manifest.target.vocab_size
     ),

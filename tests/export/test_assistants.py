@@ -1,0 +1,172 @@
+"""Gemma-4's assistants, tiny and random: they propose what transformers' assistant does, and change no output."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eagle_export.base.errors import ExportError
+from eagle_export.bundle import export
+from eagle_export.graphs.pair import open_pair
+from eagle_export.writing.settings import Settings
+from eagle_runtime import EagleModel
+from eagle_runtime.base.tree import chain_of
+from eagle_runtime.core.head import WINDOW, Proposal
+from eagle_runtime.drafting.assistant_head import AssistantHead
+from eagle_runtime.drafting.head import Scratch
+from insides import bundle_in
+from tiny_assistants import Drafting, save_assistant
+from tiny_families import CONTEXT, HIDDEN, ROWS, VOCAB, save_source, source_of
+
+SHARING, ALONE = "Gemma-4, with layers that use others' keys", "Gemma-4, with values that are keys"
+TARGETS = {name: ROWS[name] for name in (SHARING, ALONE)}
+LONG = "a text that is longer than a head reads"
+TARGETS[LONG] = replace(ROWS[SHARING], config={**ROWS[SHARING].config, "max_position_embeddings": 2 * CONTEXT})
+Pairs = Callable[[str, bool], tuple[Path, Any, Any]]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    """target, whether the assistant's tokens are cut into groups -> a folder of both checkpoints, and both models."""
+    base = tmp_path_factory.mktemp("assistants")
+
+    @cache
+    def pair(name: str, ordered: bool) -> tuple[Path, Any, Any]:
+        folder = base / f"{list(TARGETS).index(name)}-{ordered}"
+        save_source(TARGETS[name], folder / "target")
+        target = source_of(TARGETS[name])
+        return folder, target, save_assistant(target.config, folder / "assistant", ordered=ordered)
+
+    return pair
+
+
+@pytest.fixture(scope="module")
+def bundles(pairs: Pairs) -> Callable[[str, bool, str], Path]:
+    """As pairs, and a precision -> bundle."""
+
+    @cache
+    def bundle(name: str, ordered: bool, precision: str) -> Path:
+        folder, _, _ = pairs(name, ordered)
+        export(
+            folder / "target", folder / "assistant", folder / precision, Settings(precision=precision, certify=False)
+        )
+        return folder / precision
+
+    return bundle
+
+
+def assert_proposes(proposal: Proposal, row: int, expected: Any) -> None:
+    """expected: log-probabilities [V] of transformers; those of -inf are of tokens that it cannot draft."""
+    drafted = np.full(VOCAB, -np.inf)
+    drafted[proposal.tokens[row]] = proposal.log_probs[row]
+    possible = np.isfinite(expected.numpy())
+    np.testing.assert_allclose(drafted[possible], expected.numpy()[possible], atol=1e-4)
+    assert (drafted[~possible] < -1e3).all()
+
+
+def assert_drafts(head: AssistantHead, tokens: list[int], drafting: Drafting) -> None:
+    """Compares the proposals for the root's children, and those of a tree of two levels below."""
+    proposal = head.catch_up(tokens)
+    expected, state = drafting.after(tokens[-1], drafting.hidden)
+    assert_proposes(proposal, 0, expected)
+    assert proposal.position == len(tokens)
+    with Scratch(head) as scratch:
+        children = proposal.tokens[0, [0, 3]]
+        level = scratch.feed(children, proposal.hidden[np.array([0, 0])], np.array([-1, -1]))
+        known = [drafting.after(int(token), state) for token in children]
+        for row, (expected, _) in enumerate(known):
+            assert_proposes(level, row, expected)
+        parents = np.array([1, 0, 1])
+        tokens_below = level.tokens[parents, [0, 0, 2]]
+        deeper = scratch.feed(tokens_below, level.hidden[parents], parents)
+        for row, (token, parent) in enumerate(zip(tokens_below, parents, strict=True)):
+            assert_proposes(deeper, row, drafting.after(int(token), known[parent][1])[0])
+        assert (level.position, deeper.position) == (len(tokens) + 1, len(tokens) + 2)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("name", [SHARING, ALONE])
+def test_proposals_equal_transformers(
+    name: str, ordered: bool, pairs: Pairs, bundles: Callable[[str, bool, str], Path]
+) -> None:
+    """Of texts shorter and longer than the window, and of one that grows by verified tokens."""
+    _, source, assistant = pairs(name, ordered)
+    rng = np.random.default_rng(2)
+    with EagleModel.load(bundles(name, ordered, "fp32"), threads=1) as model:
+        target, head = bundle_in(model).target, bundle_in(model).head
+        assert isinstance(head, AssistantHead)
+        for length in (2, 9, 14, 90):
+            tokens = rng.integers(0, VOCAB, length).tolist()
+            _, features = target.prefill(tokens[:-1])
+            head.truncate(0)
+            head.note(np.array(features))
+            assert_drafts(head, tokens, Drafting(source, assistant, tokens))
+        for _ in range(2):
+            drafted = rng.integers(0, VOCAB, 5).tolist()
+            _, features = target.verify(chain_of(tokens[-1], drafted))
+            kept = np.arange(4)
+            head.note(np.array(target.keep(kept, features)))
+            tokens += drafted[: len(kept) - 1] + [7]
+            assert_drafts(head, tokens, Drafting(source, assistant, tokens))
+
+
+def test_of_a_long_text_the_last_keys_are_read(pairs: Pairs, bundles: Callable[[str, bool, str], Path]) -> None:
+    """At the positions that they have in the text."""
+    _, source, assistant = pairs(LONG, False)
+    tokens = np.random.default_rng(2).integers(0, VOCAB, WINDOW + 51).tolist()
+    with EagleModel.load(bundles(LONG, False, "fp32"), threads=1) as model:
+        target, head = bundle_in(model).target, bundle_in(model).head
+        assert isinstance(head, AssistantHead)
+        _, features = target.prefill(tokens[:-1])
+        head.note(np.array(features))
+        assert_drafts(head, tokens, Drafting(source, assistant, tokens, keys=WINDOW))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize(("name", "ordered"), [(SHARING, True), (ALONE, False)])
+def test_drafts_change_no_token(
+    name: str, ordered: bool, precision: str, bundles: Callable[[str, bool, str], Path]
+) -> None:
+    prompt = np.random.default_rng(5).integers(0, VOCAB, 90).tolist()
+    with EagleModel.load(bundles(name, ordered, precision), threads=1) as model:
+        ways: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}]
+        for settings in ways:
+            plain = model.generate(prompt, method="vanilla", max_new_tokens=60, **settings)
+            for method in ("eagle", "eagle+lookup"):
+                drafted = model.generate(prompt, method=method, max_new_tokens=60, **settings)
+                assert drafted.token_ids == plain.token_ids
+
+
+def changed(folder: Path, place: Path, **changes: Any) -> Path:
+    """A copy of an assistant with other settings: of its text_config, but for those of its own."""
+    copy = shutil.copytree(folder, place)
+    config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
+    for key, value in changes.items():
+        (config if key in config else config["text_config"])[key] = value
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "another width": ({"backbone_hidden_size": 2 * HIDDEN}, "backbone_hidden_size is 64, but the target's is 32"),
+    "another vocabulary": ({"vocab_size": 128}, "text_config.vocab_size is 128, but the target's is 64"),
+    "other keys": ({"num_key_value_heads": 4}, "'sliding_attention' read 4 key/value heads of width 16, but"),
+    "another model": ({"model_type": "gemma4_unified_assistant"}, "'gemma4_unified_assistant', but only assistants of"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_assistant_of_another_model_is_refused_before_any_work(case: str, pairs: Pairs, tmp_path: Path) -> None:
+    folder, _, _ = pairs(SHARING, False)
+    changes, message = REFUSED[case]
+    with pytest.raises(ExportError, match=message) as refusal:
+        open_pair(folder / "target", changed(folder / "assistant", tmp_path / "assistant", **changes))
+    assert "\n" not in str(refusal.value)
