@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conftest import needs_operators
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
+from eagle_export.commands.cli import main
 from eagle_export.graphs.pair import open_pair
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
@@ -118,8 +120,8 @@ def test_proposals_equal_transformers(
             assert_drafts(head, tokens, Drafting(source, assistant, tokens))
 
 
-def test_of_a_long_text_the_last_keys_are_read(pairs: Pairs, bundles: Callable[[str, bool, str], Path]) -> None:
-    """At the positions that they have in the text."""
+def test_of_a_long_text_all_keys_are_read(pairs: Pairs, bundles: Callable[[str, bool, str], Path]) -> None:
+    """If some of the first ones were never noted, the others, at the positions that they have in the text."""
     _, source, assistant = pairs(LONG, False)
     tokens = np.random.default_rng(2).integers(0, VOCAB, WINDOW + 51).tolist()
     with EagleModel.load(bundles(LONG, False, "fp32"), threads=1) as model:
@@ -127,7 +129,12 @@ def test_of_a_long_text_the_last_keys_are_read(pairs: Pairs, bundles: Callable[[
         assert isinstance(head, AssistantHead)
         _, features = target.prefill(tokens[:-1])
         head.note(np.array(features))
-        assert_drafts(head, tokens, Drafting(source, assistant, tokens, keys=WINDOW))
+        assert_drafts(head, tokens, Drafting(source, assistant, tokens))
+        for first in (3, 290):
+            head.truncate(0)
+            head.truncate(first)
+            head.note(np.array(features)[first:])
+            assert_drafts(head, tokens, Drafting(source, assistant, tokens, keys=len(tokens) - 1 - first))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
@@ -143,6 +150,38 @@ def test_drafts_change_no_token(
             for method in ("eagle", "eagle+lookup"):
                 drafted = model.generate(prompt, method=method, max_new_tokens=60, **settings)
                 assert drafted.token_ids == plain.token_ids
+
+
+@needs_operators
+def test_natively_it_proposes_the_same(bundles: Callable[[str, bool, str], Path]) -> None:
+    """But for what operators round otherwise."""
+    tokens = np.random.default_rng(5).integers(0, VOCAB, 90).tolist()
+    proposed = []
+    for backend in ("cpu", "native"):
+        with EagleModel.load(bundles(ALONE, False, "int8"), backend=backend, threads=1) as model:
+            target, head = bundle_in(model).target, bundle_in(model).head
+            assert isinstance(head, AssistantHead)
+            head.note(np.array(target.prefill(tokens[:-1])[1]))
+            proposal = head.catch_up(tokens)
+            with Scratch(head) as scratch:
+                level = scratch.feed(np.array([3, 9]), proposal.hidden[np.array([0, 0])], np.array([-1, -1]))
+            rows = zip([*proposal.tokens, *level.tokens], [*proposal.log_probs, *level.log_probs], strict=True)
+            proposed.append([log_probs[np.argsort(ids)] for ids, log_probs in rows])
+    np.testing.assert_allclose(*proposed, atol=0.1)
+
+
+def test_inspection_says_what_it_reads(pairs: Pairs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _, _ = pairs(SHARING, True)
+    main(["inspect", str(folder / "target"), str(folder / "assistant")])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Gemma-4 assistant in the layout of transformers, " in said
+    assert "4 layers of width 24, draft vocabulary 64 of 64 " in said
+    assert "reads the target's keys and values, 1 x 16 (sliding_attention) and 1 x 32 (full_attention)" in said
+    assert "; drafts tokens of 6 of 16 groups fits the target" in said
+    other = changed(folder / "assistant", tmp_path / "other", backbone_hidden_size=2 * HIDDEN)
+    main(["inspect", str(folder / "target"), str(other)])
+    assert "does not fit the target: - " in (said := " ".join(capsys.readouterr().out.split()))
+    assert "backbone_hidden_size is 64, but the target's is 32" in said
 
 
 def changed(folder: Path, place: Path, **changes: Any) -> Path:

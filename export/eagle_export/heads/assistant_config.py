@@ -37,6 +37,11 @@ class Assistant:
     chosen: int
 
     @property
+    def width(self) -> int:
+        """Of its hidden states."""
+        return int(self.text["hidden_size"])
+
+    @property
     def window(self) -> int:
         """Of its sliding layers."""
         return int(self.text["sliding_window"])
@@ -70,13 +75,13 @@ def with_targets_config(head: Checkpoint, target: Mapping[str, Any]) -> Checkpoi
 def read_assistant(head: Checkpoint, target_hidden: int, vocab: int) -> Assistant:
     """Reads an assistant that stands next to its target, whose sizes these are. Raises ExportError if they do not fit
     together."""
-    from transformers import Gemma4AssistantConfig, Gemma4TextConfig
-
     where, target = head.folder / "config.json", head.config[TARGET]
     apart = "target and head do not belong together"
     if (kind := target.get("model_type")) != GEMMA4.model_type:
         raise ExportError(f"{where}: an assistant drafts for Gemma-4, but the target is of type {kind!r}; {apart}")
     with quiet("transformers"), accepted_by_transformers(head):
+        from transformers import Gemma4AssistantConfig, Gemma4TextConfig
+
         config = Gemma4AssistantConfig.from_dict({key: head.config[key] for key in head.config if key != TARGET})
         text, theirs = config.text_config, Gemma4TextConfig.from_dict(dict(target))
         last = {kind: number for number, kind in enumerate(theirs.layer_types[: len(rows(theirs))])}

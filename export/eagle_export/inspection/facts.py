@@ -154,7 +154,7 @@ def head_facts(head: Checkpoint, target: TargetFacts, checkpoint: Checkpoint) ->
             head = replace(head, tensors=read.tensors)
         if not problems:
             config = read_head_config(read, layout, *sizes)
-    fc, lm_head = read.tensors.get("fc.weight"), read.tensors.get(LM_HEAD)
+    fc, lm_head = read.tensors.get("fc.weight", read.tensors.get("pre_projection.weight")), read.tensors.get(LM_HEAD)
     return HeadFacts(
         name=str(head.folder),
         layout=layout,

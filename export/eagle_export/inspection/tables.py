@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from eagle_export.heads.assistant_config import Assistant
 from eagle_export.heads.block_config import Block
 from eagle_export.heads.kinds import KINDS
 from eagle_export.inspection.facts import HeadFacts, TargetFacts
@@ -62,12 +63,15 @@ def _head_lines(head: HeadFacts, commit: str | None) -> list[str]:
         config = head.config
         taps = f", taps hidden_states {list(config.taps)}" if config.taps else ""
         part = "layer" if config.ahead is None else "head"
+        width = config.hidden_size if config.assistant is None else config.assistant.width
         lines.append(
-            f"         {config.num_layers} {part}{'s' if config.num_layers > 1 else ''} of width {config.hidden_size}, "
+            f"         {config.num_layers} {part}{'s' if config.num_layers > 1 else ''} of width {width}, "
             f"draft vocabulary {config.draft_vocab_size} of {config.vocab_size}{taps}"
         )
         if config.block is not None:
             lines += [f"         {line}" for line in _block_lines(config.block)]
+        if config.assistant is not None:
+            lines.append(f"         {_assistant_line(config.assistant)}")
     if head.stated_target is not None:
         lines.append(f"         made for {head.stated_target}")
     lines += [f"         note: {note}" for note in head.notes]
@@ -82,6 +86,15 @@ def _block_lines(block: Block) -> tuple[str, str]:
     follows = f"transitions of rank {block.markov_rank}" if block.markov_rank else "no transitions"
     sees = "the rows before it" if block.causal else "all rows"
     return f"blocks of {block.size} rows draft {drafts}; each row sees {sees}{state}", f"mask: {mask}; {follows}"
+
+
+def _assistant_line(own: Assistant) -> str:
+    """What an assistant reads of its target, and which tokens it drafts."""
+    shapes = " and ".join(
+        f"{heads} x {width} ({kind})" for (heads, width), kind in zip(own.rows, own.kinds, strict=True)
+    )
+    groups = f"; drafts tokens of {own.chosen} of {own.centroids} groups" if own.centroids else ""
+    return f"reads the target's keys and values, {shapes}{groups}"
 
 
 def _verdict(problems: tuple[str, ...], good: str, bad: str) -> list[str]:

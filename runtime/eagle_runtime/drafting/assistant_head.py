@@ -3,7 +3,7 @@
 To a drafter it is a head like any other. The features of a verified row hold the keys and values that the target has of
 it, and its cache keeps them. Rows of a growing tree see these alone, and all have the position of the tree's root.
 
-Shapes: T rows of one forward pass, Hd width of features.
+Shapes: T rows of one forward pass, n rows of features.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from eagle_runtime.base.tree import Int
-from eagle_runtime.core.head import HeadPass, Proposal, States
+from eagle_runtime.core.head import WINDOW, HeadPass, Proposal, States
 from eagle_runtime.core.target import Features, Floating, row_numbers
 from eagle_runtime.drafting.head import Head
 
@@ -24,6 +24,15 @@ class AssistantHead(Head):
     """A Head (head.py) whose positions are those of the text, since the target has rotated the keys by these."""
 
     most_ahead, keeps_ahead = 0, False
+
+    def note(self, features: Features) -> None:
+        """As in DraftHead. The rows that wait are read as soon as they are WINDOW, and none is left out: the target may
+        attend to the first keys of a text wherever it is, and to keep a row's keys takes no computation."""
+        for start in range(0, len(features), WINDOW):
+            part = features[start : start + WINDOW]
+            if self._unread + len(part) > WINDOW:
+                self.catch_up([0] * self._unread)  # a token counts where something is drafted after it
+            super().note(part)
 
     def reading(self, tokens: Sequence[int]) -> HeadPass | None:
         """None: windows are counted in the columns of one text's cache."""
