@@ -24,6 +24,7 @@ from eagle_runtime.base.tree import chain_of
 from eagle_runtime.core.head import WINDOW, Proposal
 from eagle_runtime.drafting.assistant_head import AssistantHead
 from eagle_runtime.drafting.head import Scratch
+from head_writers import TARGET
 from insides import bundle_in
 from tiny_assistants import Drafting, save_assistant
 from tiny_families import CONTEXT, HIDDEN, ROWS, VOCAB, save_source, source_of
@@ -166,8 +167,9 @@ def test_natively_it_proposes_the_same(bundles: Callable[[str, bool, str], Path]
             with Scratch(head) as scratch:
                 level = scratch.feed(np.array([3, 9]), proposal.hidden[np.array([0, 0])], np.array([-1, -1]))
             rows = zip([*proposal.tokens, *level.tokens], [*proposal.log_probs, *level.log_probs], strict=True)
-            proposed.append([log_probs[np.argsort(ids)] for ids, log_probs in rows])
-    np.testing.assert_allclose(*proposed, atol=0.1)
+            proposed.append(np.stack([log_probs[np.argsort(ids)] for ids, log_probs in rows]))
+    portable, native = proposed
+    np.testing.assert_allclose(native, portable, atol=0.1)
 
 
 def test_inspection_says_what_it_reads(pairs: Pairs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,3 +211,9 @@ def test_an_assistant_of_another_model_is_refused_before_any_work(case: str, pai
     with pytest.raises(ExportError, match=message) as refusal:
         open_pair(folder / "target", changed(folder / "assistant", tmp_path / "assistant", **changes))
     assert "\n" not in str(refusal.value)
+
+
+def test_an_assistant_needs_a_gemma4_target(pairs: Pairs) -> None:
+    folder, _, _ = pairs(SHARING, False)
+    with pytest.raises(ExportError, match="drafts for Gemma-4, but the target is of type 'llama'"):
+        open_pair(TARGET, folder / "assistant")
