@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,9 +19,11 @@ from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.commands.cli import main
 from eagle_export.graphs.pair import open_pair
+from eagle_export.inspection.report import inspect
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.base.tree import chain_of
+from eagle_runtime.bundle.manifest import DTYPE_BITS, read_manifest
 from eagle_runtime.core.head import WINDOW, Proposal
 from eagle_runtime.drafting.assistant_head import AssistantHead
 from eagle_runtime.drafting.head import Scratch
@@ -178,12 +181,25 @@ def test_inspection_says_what_it_reads(pairs: Pairs, tmp_path: Path, capsys: pyt
     said = " ".join(capsys.readouterr().out.split())
     assert "Gemma-4 assistant in the layout of transformers, " in said
     assert "4 layers of width 24, draft vocabulary 64 of 64 " in said
-    assert "reads the target's keys and values, 1 x 16 (sliding_attention) and 1 x 32 (full_attention)" in said
-    assert "; drafts tokens of 6 of 16 groups fits the target" in said
+    assert "reads the target's keys, 1 x 16 (sliding_attention) and 1 x 32 (full_attention); drafts from 6 of" in said
+    assert "16 groups of tokens fits the target" in said
     other = changed(folder / "assistant", tmp_path / "other", backbone_hidden_size=2 * HIDDEN)
     main(["inspect", str(folder / "target"), str(other)])
     assert "does not fit the target: - " in (said := " ".join(capsys.readouterr().out.split()))
     assert "backbone_hidden_size is 64, but the target's is 32" in said
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_inspection_knows_its_size(precision: str, pairs: Pairs, bundles: Callable[[str, bool, str], Path]) -> None:
+    folder, _, _ = pairs(SHARING, True)
+    report = inspect(str(folder / "target"), str(folder / "assistant"), context=100)
+    need = next(need for need in report.needs if need.precision == precision)
+    manifest = read_manifest(bundles(SHARING, True, precision))
+    assert manifest.head is not None and need.draft is not None
+    weights = [one for name, one in manifest.head.graph.weights.items() if "." in name]  # without small constants
+    stored = sum(math.prod(one.shape) * DTYPE_BITS[one.dtype] // 8 for one in weights)
+    assert need.draft.stored == pytest.approx(stored, rel=0.01)
+    assert need.cache == 100 * sum(model.graph.kv_token_bytes for model in manifest.models.values())
 
 
 def changed(folder: Path, place: Path, **changes: Any) -> Path:

@@ -46,11 +46,6 @@ class Assistant:
         """Of its sliding layers."""
         return int(self.text["sliding_window"])
 
-    @property
-    def row_size(self) -> int:
-        """How many numbers of a feature are keys and values."""
-        return sum(2 * heads * width for heads, width in self.rows)
-
 
 def official_assistant(head: Checkpoint) -> Checkpoint:
     """Returns an assistant whose LM head has its own name: the embedding that it ties is used as nothing else. Raises

@@ -80,9 +80,14 @@ class HeadConfig:
     def feature_size(self) -> int:
         """Width of a feature, as the target's graph returns them."""
         if self.assistant is not None:
-            return self.hidden_size + self.assistant.row_size
-        rows = 2 * self.num_layers * self.num_kv_heads * self.head_dim
-        return self.hidden_size if self.block is None else rows + self.state_size
+            return self.hidden_size + self.row_size
+        return self.hidden_size if self.block is None else self.row_size + self.state_size
+
+    @property
+    def row_size(self) -> int:
+        """How many numbers the keys and values of a row are in the head's cache."""
+        shapes = ((self.num_kv_heads, self.head_dim),) * self.num_layers
+        return sum(2 * heads * width for heads, width in (self.assistant.rows if self.assistant else shapes))
 
     @property
     def state_size(self) -> int:

@@ -116,7 +116,7 @@ def needs(target: TargetFacts, checkpoint: Checkpoint, head: HeadFacts | None, c
     config = None if head is None else head.config
     shapes = pair_shapes(target.family, checkpoint, None if head is None else head.official, config)
     rows = sum(target.key_sizes)
-    rows += 0 if config is None else config.num_layers * config.num_kv_heads * config.head_dim
+    rows += 0 if config is None else config.row_size // 2
     bounded = checkpoint.config.get("attn_logit_softcapping") is not None
     needed = []
     for backend in BACKENDS:

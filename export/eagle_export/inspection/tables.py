@@ -93,8 +93,8 @@ def _assistant_line(own: Assistant) -> str:
     shapes = " and ".join(
         f"{heads} x {width} ({kind})" for (heads, width), kind in zip(own.rows, own.kinds, strict=True)
     )
-    groups = f"; drafts tokens of {own.chosen} of {own.centroids} groups" if own.centroids else ""
-    return f"reads the target's keys and values, {shapes}{groups}"
+    groups = f"; drafts from {own.chosen} of {own.centroids} groups of tokens" if own.centroids else ""
+    return f"reads the target's keys, {shapes}{groups}"
 
 
 def _verdict(problems: tuple[str, ...], good: str, bad: str) -> list[str]:
