@@ -197,7 +197,7 @@ def test_inspection_knows_its_size(precision: str, pairs: Pairs, bundles: Callab
     manifest = read_manifest(bundles(SHARING, True, precision))
     assert manifest.head is not None and need.draft is not None
     weights = [one for name, one in manifest.head.graph.weights.items() if "." in name]  # without small constants
-    stored = sum(math.prod(one.shape) * DTYPE_BITS[one.dtype] // 8 for one in weights)
+    stored = sum(math.prod(map(int, one.shape)) * DTYPE_BITS[one.dtype] // 8 for one in weights)
     assert need.draft.stored == pytest.approx(stored, rel=0.01)
     assert need.cache == 100 * sum(model.graph.kv_token_bytes for model in manifest.models.values())
 
