@@ -39,6 +39,7 @@ class Model:
         self.tokenizer.decoder = decoders.ByteLevel()
         self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tags = r"<[|｜][^>]*>|\[[A-Z_]+\]" + (r"|</?[a-z_]+>" if form.tagged is not None else "")
+        tags += r"|<[a-z_]+\|>" if form.quote else ""
         marks = sorted(set(re.findall(tags, "".join(form.texts)))) if special else []
         self.tokenizer.add_special_tokens(["</s>", *marks])
         vocabulary = self.tokenizer.get_vocab()

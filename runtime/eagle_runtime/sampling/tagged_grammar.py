@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from eagle_runtime.base.errors import ConstraintError
@@ -56,17 +56,9 @@ def tagged_rules(
     ConstraintError for those."""
     tags = form.tagged
     assert tags is not None
-    schema = argument_schema(tool, must_follow=must_follow)
+    schema, refuse = schema_of(tool, form, must_follow=must_follow)
     guidance = schema["x-guidance"]
-    schema = dict(resolved(schema, schema))
-    refuse = _refusal(tool, form) if must_follow else _pass_over
-    for keyword in schema:
-        if keyword not in OF_WHOLE and keyword not in NO_EFFECT:
-            refuse(keyword)
-    properties = dict(schema["properties"]) if isinstance(schema.get("properties"), Mapping) else {}
-    required = schema["required"] if isinstance(schema.get("required"), list) else []
-    more = schema.get("additionalProperties", True)
-    properties |= {key: more for key in required if isinstance(key, str) and key not in properties}
+    properties, required, more = members_of(schema)
     whole = {key: value for key, value in schema.items() if key not in ("$defs", "definitions", "x-guidance")}
     defined = {key: dict(part) for key in ("$defs", "definitions") if isinstance(part := schema.get(key), Mapping)}
     shared = _moved({"definitions": {}, **defined, "$defs": {**defined.get("$defs", {}), WHOLE: whole}})
@@ -81,20 +73,50 @@ def tagged_rules(
         )
         if not written:  # nothing fits the schema
             if key in required:
-                raise ConstraintError(
-                    f"{_where(tool)}: no value can be given for {key!r}, which is required; correct it"
-                )
+                raise impossible(tool, key)
             continue
         rules |= written
         word = lark_text(key)
         if extra:
             word = f"KEY{own.upper()}"
-            taken = "|".join(_escaped(one) for one in properties if NAME.fullmatch(one))
-            rules[word] = f"/{NAME.pattern}/ & ~/({taken})/" if taken else f"/{NAME.pattern}/"
+            rules[word] = key_pattern(NAME, properties)
         part = f"{lit(tags.before)} {word} {lit(tags.middle)} {own}"
         parts.append(f"({part})*" if extra else part if key in required else f"({part})?")
     rules[name] = " ".join(parts) or '""'
     return rules
+
+
+def schema_of(tool: Tool, form: CallFormat, *, must_follow: bool) -> tuple[dict[str, Any], Callable[[str], None]]:
+    """Returns the schema of a tool's arguments, after a look at its own keywords, and what refuses a keyword. Raises
+    ConstraintError."""
+    schema = argument_schema(tool, must_follow=must_follow)
+    schema = dict(resolved(schema, schema))
+    refuse = _refusal(tool, form) if must_follow else _pass_over
+    for keyword in schema:
+        if keyword not in OF_WHOLE and keyword not in NO_EFFECT:
+            refuse(keyword)
+    return schema, refuse
+
+
+def members_of(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any], Any]:
+    """Returns an object's members by name, the names of those that are required, and the schema of any others."""
+    properties = dict(schema["properties"]) if isinstance(schema.get("properties"), Mapping) else {}
+    required = schema["required"] if isinstance(schema.get("required"), list) else []
+    more = schema.get("additionalProperties", True)
+    properties |= {key: more for key in required if isinstance(key, str) and key not in properties}
+    return properties, required, more
+
+
+def key_pattern(name: re.Pattern[str], properties: Iterable[str]) -> str:
+    """Returns what the name of a member that a schema does not name must match. name: what any does. properties: the
+    names that the schema has."""
+    taken = "|".join(escaped(one) for one in properties if name.fullmatch(one))
+    return f"/{name.pattern}/ & ~/({taken})/" if taken else f"/{name.pattern}/"
+
+
+def impossible(tool: Tool, key: str) -> ConstraintError:
+    """Returns the error of an argument that is required and has no value."""
+    return ConstraintError(f"{_where(tool)}: no value can be given for {key!r}, which is required; correct it")
 
 
 def _value_rules(
@@ -108,30 +130,9 @@ def _value_rules(
     refuse: Callable[[str], None],
 ) -> dict[str, str]:
     """The rules of a value with its closing tag; none where nothing fits."""
-    both = split(schema, root)
-    rules: dict[str, str] = {}
-    options, texts, free = [], [], False
-    end, gap = lit(tags.close), lit(tags.gap)
-    for string in both.strings:
-        values = string.get("enum")
-        pattern, follows = _pattern(string, tags.close, refuse), _checks(string)
-        if isinstance(values, list):
-            texts += [value for value in values if value and tags.close not in value and follows(value)]
-            if "" in values and follows(""):
-                options.append(f"{end} {gap}")
-            continue
-        text = f"{'PATTERN' if 'pattern' in string else 'TEXT'}{name.upper()}N{len(rules)}"
-        free = free or pattern is None
-        rules[text] = pattern or f"/{ANY}*/"
-        head, special, rest = end.partition("<[")
-        if special:  # no text holds a special token, so that what stands before it ends the text
-            rules[f"{text}E"] = f"{text} {head}"
-            rules[text.lower()] = f"{text}E {special}{rest}"
-        else:
-            rules[f"{text.lower()}[lazy]"] = f"{text} {end}"
-        options.append(f"{text.lower()} {gap}")
-    if texts:
-        options.append(f"({' | '.join(map(lark_text, texts))}) {end} {gap}")
+    both, end, gap = split(schema, root), lit(tags.close), lit(tags.gap)
+    rules, strings, free = string_rules(name, both.strings, tags.close, lit, refuse)
+    options = [f"{string} {gap}" for string in strings]
     others = both.others
     if rules and "\n" not in tags.close and "<[" not in end:  # a string in JSON may hold the tag, which ends any text
         others = tuple(filter(None, map(_simple, others)))
@@ -143,6 +144,42 @@ def _value_rules(
     if not options:
         return {}
     return {**rules, name: " | ".join(options)}
+
+
+def string_rules(
+    name: str,
+    strings: Sequence[Mapping[str, Any]],
+    close: str,
+    lit: Callable[[str], str],
+    refuse: Callable[[str], None],
+) -> tuple[dict[str, str], list[str], bool]:
+    """Returns rules, the alternatives of a string with what closes it, which may name those, and whether one is any
+    text. name: with which those of the rules begin. strings: schemas, one of which it follows."""
+    rules: dict[str, str] = {}
+    options: list[str] = []
+    texts: list[str] = []
+    end, free = lit(close), False
+    for string in strings:
+        values = string.get("enum")
+        pattern, follows = _pattern(string, close, refuse), _checks(string)
+        if isinstance(values, list):
+            texts += [value for value in values if value and close not in value and follows(value)]
+            if "" in values and follows(""):
+                options.append(end)
+            continue
+        text = f"{'PATTERN' if 'pattern' in string else 'TEXT'}{name.upper()}N{len(rules)}"
+        free = free or pattern is None
+        rules[text] = pattern or f"/{ANY}*/"
+        head, special, rest = end.partition("<[")
+        if special:  # no text holds a special token, so that what stands before it ends the text
+            rules[f"{text}E"] = f"{text} {head}"
+            rules[text.lower()] = f"{text}E {special}{rest}"
+        else:
+            rules[f"{text.lower()}[lazy]"] = f"{text} {end}"
+        options.append(text.lower())
+    if texts:
+        options.append(f"({' | '.join(map(lark_text, texts))}) {end}")
+    return rules, options, free
 
 
 def _moved(schema: Any) -> Any:
@@ -206,7 +243,7 @@ def _pattern(schema: Mapping[str, Any], close: str, refuse: Callable[[str], None
     if not parts:
         return None
     if parts[1:] or least or "pattern" in schema:  # else the closing tag ends the text where it first stands
-        return " & ".join([*(f"/{part}/" for part in parts), f"~/{ANY}*{_escaped(close)}{ANY}*/"])
+        return " & ".join([*(f"/{part}/" for part in parts), f"~/{ANY}*{escaped(close)}{ANY}*/"])
     return f"/{parts[0]}/"
 
 
@@ -254,8 +291,8 @@ def _outside(pattern: str) -> Iterator[tuple[str, int]]:
             yield char, depth
 
 
-def _escaped(text: str) -> str:
-    """A text as it stands in a regular expression between slashes."""
+def escaped(text: str) -> str:
+    """Returns a text as it stands in a regular expression between slashes."""
     return re.sub(r"[^\w<>\n]", lambda found: f"\\{found[0]}", text, flags=re.ASCII).replace("\n", "\\n")
 
 

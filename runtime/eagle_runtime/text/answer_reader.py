@@ -7,6 +7,7 @@ parts = reader.end()
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -246,6 +247,15 @@ class AnswerReader:
         call = self.calls[-1]
         self.calls[-1] = ToolCall(call.id, call.name, call.arguments + text)
         return [Part("arguments", text, len(self.calls) - 1)]
+
+    def _string_until(self, mark: str) -> tuple[str, bool]:
+        """Takes what is certain of a string of arguments off the buffer, with the mark that ends it. Returns that as
+        JSON text without the first quote, and whether the string ended."""
+        text, end, rest = self._buffer.partition(mark)
+        held = 0 if end else begun_marks(text, [mark])
+        self._buffer = rest or text[len(text) - held :]
+        said = self._plain(text[: len(text) - held])
+        return json.dumps(said, ensure_ascii=False)[1:-1] + '"' * bool(end), bool(end)
 
     def _arguments(self) -> list[Part]:
         """A JSON object, up to its last bracket."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.text.channels import Channels
+from eagle_runtime.text.quoted_values import members_written
 from eagle_runtime.text.tagged_values import TaggedValues
 
 
@@ -33,7 +34,8 @@ class CallFormat:
     name where answers have ids. thought: what stands before and after reasoning, in templates that speak of it;
     led: white space that may stand before that.
     channels: of answers that are messages with heads, in which reasoning, text and calls stand; the other fields then
-    say how prompts write calls. tagged: of arguments that are not a JSON object but values between tags."""
+    say how prompts write calls. tagged: of arguments that are not a JSON object but values between tags. quote: what
+    stands before and after a string, of arguments with bare names in order (quoted_values.py)."""
 
     name: str
     marks: tuple[str, ...]
@@ -56,6 +58,7 @@ class CallFormat:
     led: str = ""
     channels: Channels | None = None
     tagged: TaggedValues | None = None
+    quote: str = ""
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -69,7 +72,7 @@ class CallFormat:
             return self.channels.markers
         tags = self.tagged
         inner = () if tags is None else (tags.before, tags.middle, tags.close, tags.gap)
-        return (*self.begins, *self.call, self.id_mark, self.between or "", self.end, *self.thought, *inner)
+        return (*self.begins, *self.call, self.id_mark, self.between or "", self.end, *self.thought, self.quote, *inner)
 
     def speaks_in(self, template: str) -> bool:
         """Whether a chat template's source is of the family."""
@@ -93,6 +96,8 @@ class CallFormat:
         return f"{self.begin}{(self.between or '').join(texts)}{self.end}"
 
     def _arguments(self, arguments: Any) -> str:
+        if self.quote:
+            return members_written(arguments, self.quote)
         return json.dumps(arguments, ensure_ascii=False) if self.tagged is None else self.tagged.written(arguments)
 
 
@@ -294,6 +299,18 @@ GEMMA3 = CallFormat(
     ),
     results=("Result of the function: ", ""),
 )
+# Gemma 4: names as they stand and strings between marks, in values in values too.
+GEMMA4 = CallFormat(
+    name="gemma4",
+    marks=("<|tool_call>call:", "<tool_call|>", '<|"|>'),
+    trigger="<|tool_call>",
+    begin="<|tool_call>",
+    call=("call:", "{", "}"),
+    between="<tool_call|><|tool_call>",
+    end="<tool_call|>",
+    thought=("<|channel>thought", "<channel|>"),
+    quote='<|"|>',
+)
 # gpt-oss: OpenAI's harmony format; one call per answer.
 HARMONY = CallFormat(
     name="harmony",
@@ -306,7 +323,7 @@ HARMONY = CallFormat(
 # The first that a template speaks in is its format; the last one takes all.
 FORMATS = (
     HARMONY, DEEPSEEK, DEEPSEEK_V3_1, MISTRAL_IDS, MISTRAL_ARGS, MISTRAL, SMOLLM3, PHI4_MINI, SEED_OSS, QWEN3_CODER,
-    GLM4_5, GLM4_7, EXAONE4, HERMES, GRANITE, LLAMA, GEMMA3, GENERIC,
+    GLM4_5, GLM4_7, EXAONE4, HERMES, GRANITE, LLAMA, GEMMA3, GEMMA4, GENERIC,
 )  # fmt: skip
 
 

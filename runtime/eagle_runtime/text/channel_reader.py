@@ -13,6 +13,7 @@ from typing import Literal
 from eagle_runtime.text.answer_form import AnswerForm
 from eagle_runtime.text.answer_reader import AnswerReader, Part, begun_marks
 from eagle_runtime.text.channels import JOINT, Heads
+from eagle_runtime.text.quoted_reader import QuotedReader
 from eagle_runtime.text.tagged_reader import TaggedReader
 
 TO = "to="  # begins a head that names a recipient first
@@ -22,8 +23,9 @@ def reader_of(form: AnswerForm, specials: Mapping[str, int]) -> AnswerReader:
     """Returns the reader of an answer. specials: those texts of the form that are special tokens, with their ids."""
     if form.format.channels is not None:
         return ChannelReader(form, specials)
-    tagged = form.format.tagged is not None and form.use is not None
-    return TaggedReader(form, specials) if tagged else AnswerReader(form, specials)
+    if form.use is not None and form.format.tagged is not None:
+        return TaggedReader(form, specials)
+    return (QuotedReader if form.use is not None and form.format.quote else AnswerReader)(form, specials)
 
 
 class ChannelReader(AnswerReader):

@@ -65,13 +65,10 @@ class TaggedReader(AnswerReader):
         return self._argued("}" if self._count else "{}")
 
     def _string(self) -> list[Part]:
-        text, end, rest = self._buffer.partition(self._value_end)
-        if end:
-            self._buffer, self._inside = rest, self._parameter
-        else:
-            held = begun_marks(text, [self._value_end])
-            text, self._buffer = text[: len(text) - held], text[len(text) - held :]
-        return self._argued(json.dumps(self._plain(text), ensure_ascii=False)[1:-1] + '"' * bool(end))
+        text, ended = self._string_until(self._value_end)
+        if ended:
+            self._inside = self._parameter
+        return self._argued(text)
 
     def _value(self) -> list[Part]:
         place, self._looked = self._split.end_of(self._buffer, self._value_end, self._looked)
