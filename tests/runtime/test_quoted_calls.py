@@ -183,6 +183,8 @@ VALUES: list[tuple[Any, list[Any], list[Any]]] = [
      ["ab", [1]]),
     ({"type": "object", "properties": {"b": {}, "c": False}}, [{}, {"b": {"x": 1}}], [{"c": 1}]),
     ({"type": "array", "items": False}, [[]], [[1]]),
+    ({"properties": {"b": {"type": "string"}}, "additionalProperties": {"type": "integer"}, "type": "object"},
+     [{"b": "x", "b2": 1}, {"Zürich": 1}], [{"b": 1}, {"b2": "x"}]),
 ]  # fmt: skip
 
 
@@ -212,6 +214,14 @@ def test_which_members_may_stand(more: Any) -> None:
                 given = dict.fromkeys(itertools.compress((*names, *others), chosen), 1)
                 fits = set(required) <= set(given) and (more is not False or not any(chosen[4:]))
                 assert MODELS[True].accepts(form, ROW.written([("f", {"a": given})])) == fits, (required, given)
+
+
+def test_no_name_stands_twice() -> None:
+    """Of those that the schema names."""
+    form = form_of({"properties": {"b": {}}, "additionalProperties": {"type": "integer"}, "type": "object"})
+    written = ROW.written([("f", {"b": 1, "c": 2})])
+    for name, fits in (("d", True), ("b", False), ("b2", True)):
+        assert MODELS[True].accepts(form, written.replace(",c", f",{name}")) == fits
 
 
 def test_lengths_of_lists() -> None:
