@@ -142,6 +142,10 @@ class Cache(ABC):
         assert 0 <= length <= self.length
         self.length = length
 
+    def follow(self, length: int) -> None:
+        """Have the length of the cache that this one is a part of (mixed_cache.py)."""
+        self.length = length
+
     def pretend(self, length: int) -> None:
         """Treat `length` rows as committed, whatever they hold, so that forward passes after them can be timed."""
         assert 0 <= length <= self.capacity

@@ -25,7 +25,7 @@ class MixedCache(Cache):
     def each(self) -> Iterator[Part]:
         """The parts, with the rows of all."""
         for part in self.parts:
-            part.length = self.length
+            part.follow(self.length)
             yield part
 
     def watch_growth(self, called: Callable[[int], None] | None) -> None:
