@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from eagle_runtime.sampling.answer_grammar import answer_constraint
@@ -68,3 +72,23 @@ class Model:
         for token in self.tokenizer.encode(answer, add_special_tokens=False).ids:
             parts += reader.feed([Spoken(token, stream.feed([token]))])
         return reader, [*parts, *reader.end()]
+
+    def drawn_calls(self, form: AnswerForm, pick: Callable[[list[int]], list[int]]) -> list[tuple[str, Any]]:
+        """Returns names and arguments of the whole calls of an answer that its grammar allows, of at most 500 tokens.
+        pick: allowed tokens -> the next ones, of which those are taken that are allowed in turn."""
+        constraint = answer_constraint(form, self.specials, None)
+        assert constraint is not None
+        matcher = self.grammars.matcher(constraint)
+        tokens: list[int] = []
+        while not matcher.finished and len(tokens) < 500:
+            allowed = [int(token) for token in np.flatnonzero(matcher.mask()) if token != self.eos]
+            if not allowed:
+                break
+            for token in pick(allowed):
+                if matcher.mask()[token]:
+                    matcher.consume(token)
+                    tokens.append(token)
+        reader, _ = self.read(form, self.tokenizer.decode(tokens, skip_special_tokens=False))
+        assert reader.calls and not reader.content.strip()
+        calls = reader.calls if matcher.finished else reader.calls[:-1]
+        return [(call.name, json.loads(call.arguments)) for call in calls]

@@ -11,14 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 from transformers import AutoTokenizer
 
 from conftest import GOLDEN
 from eagle_runtime import ConstraintError
-from eagle_runtime.sampling.answer_grammar import answer_constraint
 from eagle_runtime.text.answer_form import AnswerForm, chat_prompt
 from eagle_runtime.text.call_formats import format_named
 from eagle_runtime.text.tokenizer import Text
@@ -288,30 +286,19 @@ def test_whatever_may_be_written_follows_the_schema(special: bool) -> None:
     model, draw = MODELS[special], random.Random(3)
     ends = [model.tokenizer.encode(text, add_special_tokens=False).ids for text in ('<|"|>', "]", "}")]
     plain = model.tokenizer.encode('ab1 -.,:{}[]"\\\n<|/', add_special_tokens=False).ids
+
+    def pick(allowed: list[int]) -> list[int]:
+        chosen = draw.choice([token for token in plain if token in allowed] or allowed)
+        closing = [end for end in ends if end[0] in allowed]
+        return draw.choice(closing) if closing and draw.random() < 0.3 else [chosen]
+
     names: set[str] = set()
     for number in range(2 * len(PROPERTIES)):
         required = [*PROPERTIES, *PROPERTIES][number % len(PROPERTIES) :][:3]
         schema = {**SCHEMA, "required": required}
         form = form_of(schema)
-        constraint = answer_constraint(form, model.specials, None)
-        assert constraint is not None
-        matcher = model.grammars.matcher(constraint)
-        tokens: list[int] = []
-        while not matcher.finished and len(tokens) < 500:
-            allowed = [int(token) for token in np.flatnonzero(matcher.mask()) if token != model.eos]
-            if not allowed:
-                break
-            chosen = draw.choice([token for token in plain if token in allowed] or allowed)
-            closing = [end for end in ends if end[0] in allowed]
-            for token in draw.choice(closing) if closing and draw.random() < 0.3 else [chosen]:
-                if matcher.mask()[token]:
-                    matcher.consume(token)
-                    tokens.append(token)
-        reader, _ = model.read(form, model.tokenizer.decode(tokens, skip_special_tokens=False))
-        assert reader.calls and not reader.content.strip()
-        for call in reader.calls if matcher.finished else reader.calls[:-1]:
-            arguments = json.loads(call.arguments)
-            if call.name == "f":
+        for called, arguments in model.drawn_calls(form, pick):
+            if called == "f":
                 Draft202012Validator(schema).validate(arguments)
                 names |= set(arguments)
     assert len(names) > 8

@@ -9,12 +9,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
 from eagle_runtime import ConstraintError
-from eagle_runtime.sampling.answer_grammar import answer_constraint
 from eagle_runtime.sampling.tagged_grammar import FORMATS, whole_pattern
 from eagle_runtime.text.answer_form import AnswerForm
 from eagle_runtime.text.call_formats import format_named, recognised
@@ -303,30 +301,19 @@ def test_whatever_may_be_written_follows_the_schema(name: str) -> None:
     assert tags is not None
     close = model.tokenizer.encode(tags.close, add_special_tokens=False).ids
     plain = model.tokenizer.encode('ab1 -.,:{}[]"\\\n<>/', add_special_tokens=False).ids
-    names = set()
+
+    def pick(allowed: list[int]) -> list[int]:
+        ending = [token for token in plain if token in allowed]
+        chosen = draw.choice(ending or allowed)
+        return close if len(ending) > 8 and draw.random() < 0.3 else [chosen]  # in a text: its end
+
+    names: set[str] = set()
     for number in range(len(PROPERTIES)):
         required = [*PROPERTIES, *PROPERTIES][number % len(PROPERTIES) :][:3]
         schema = {**SCHEMA, "required": required}
         form = form_of(name, schema)
-        constraint = answer_constraint(form, model.specials, None)
-        assert constraint is not None
-        matcher = model.grammars.matcher(constraint)
-        tokens: list[int] = []
-        while not matcher.finished and len(tokens) < 500:
-            allowed = [int(token) for token in np.flatnonzero(matcher.mask()) if token != model.eos]
-            if not allowed:
-                break
-            ending = [token for token in plain if token in allowed]
-            chosen = draw.choice(ending or allowed)
-            for token in close if len(ending) > 8 and draw.random() < 0.3 else [chosen]:  # in a text: its end
-                if matcher.mask()[token]:
-                    matcher.consume(token)
-                    tokens.append(token)
-        reader, _ = model.read(form, model.tokenizer.decode(tokens, skip_special_tokens=False))
-        assert reader.calls and not reader.content.strip()
-        for call in reader.calls if matcher.finished else reader.calls[:-1]:
-            arguments = json.loads(call.arguments)
-            if call.name == "f":
+        for called, arguments in model.drawn_calls(form, pick):
+            if called == "f":
                 Draft202012Validator(schema).validate(arguments)
                 names |= set(arguments)
     assert len(names) > 8

@@ -84,6 +84,11 @@ class Pair:
         return self.family.rows(self.config)
 
     @property
+    def several_shapes(self) -> bool:
+        """Whether keys of its layers differ in shape (Gemma-4)."""
+        return len(set(self.rows)) > 1
+
+    @property
     def head_dim(self) -> int:
         """Width of a head of the attention of the target's first layer."""
         return self.rows[0][1]

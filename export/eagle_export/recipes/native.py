@@ -154,9 +154,8 @@ def attend(model: ir.Model, node: ir.Node, part: Part, wanted: ir.Value | None =
     if part.sinks is not None:
         inputs += [*[None] * (SINKS - len(inputs)), part.sinks]
     out, *rows = insert_all(node, "ExactTreeAttention", inputs, 3, DOMAIN, **attributes)
-    if first is not None:
-        rows = []
-    for old, new in zip(part.new, rows, strict=False):
+    rows = rows if first is None else []
+    for old, new in zip(part.new[: len(rows)], rows, strict=True):
         name, new.shape, new.type = old.name, old.shape, old.type
         model.graph.outputs[list(model.graph.outputs).index(old)] = new  # what else reads them, as features, still does
         old.name, new.name = f"{name}.computed", name

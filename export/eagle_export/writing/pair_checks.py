@@ -28,12 +28,12 @@ def check_settings(pair: Pair, backend: str, cache_precision: str | None, draft_
         "layers with a sliding window": any(pair.windows),
         "attention with bounded scores": pair.bounded_scores,
         "attention with sinks": pair.has_sinks,
-        SEVERAL_SHAPES: len(set(pair.rows)) > 1,
+        SEVERAL_SHAPES: pair.several_shapes,
     }
     what = next((reason for reason, holds in reasons.items() if holds), None)
     if cache_precision is not None and what is not None:
         raise ExportError(f"{target} has {what}, which an int8 cache cannot have; export it without one")
-    if len(set(pair.rows)) > 1 and backend != "cpu":
+    if pair.several_shapes and backend != "cpu":
         raise ExportError(
             f"{target} has {SEVERAL_SHAPES}, which backend {backend} cannot run; export it for backend cpu"
         )

@@ -67,8 +67,8 @@ class HeadSpec:
 class HeadForm:
     """Of one kind of head. title: its name in messages. shapes: of its graph's inputs and outputs, but for the cache.
     keyless: whether it keeps no keys and values. mixed: whether its layers may have those of several shapes, or none
-    (AlikeLayers). block: whether its manifest has a BlockSpec. not_on: backends that
-    cannot run it, whatever the bundle."""
+    (AlikeLayers). block: whether its manifest has a BlockSpec. not_on: backends that cannot run it, whatever the
+    bundle."""
 
     title: str
     shapes: Callable[[HeadSpec], Shapes]

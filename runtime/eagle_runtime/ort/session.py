@@ -61,8 +61,9 @@ class BoundSession(Session):
         self._session = session
         self._bound = Bound(session.io_binding())
         self._reads_host = device == "cpu"
-        self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.inputs.items() if n not in spec.past}
-        self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.outputs.items() if n not in spec.present}
+        past, new = spec.past, spec.present
+        self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.inputs.items() if n not in past}
+        self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.outputs.items() if n not in new}
         self._alike = spec.alike
         self._rows_input = next(name for name, one in self.inputs.items() if one.shape[:2] == (1, "T"))
         self._buffers: dict[str, Array] = {}

@@ -42,14 +42,14 @@ class EngineSession(Session):
         self._closed = False
         gpu = device.driver.describe()
         self.facts = (gpu.name, gpu.compute_capability, execution.graph.sha256)
-        self._past, self._row_bytes = graph.past, graph.kv_row_bytes
-        self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in graph.inputs.items() if n not in graph.past}
-        self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in graph.outputs.items() if n not in graph.present}
-        new = [name for name in graph.present if name in execution.graph.outputs]
+        self._past, present, self._row_bytes = graph.past, graph.present, graph.kv_row_bytes
+        self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in graph.inputs.items() if n not in self._past}
+        self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in graph.outputs.items() if n not in present}
+        new = [name for name in present if name in execution.graph.outputs]
         self._staged = Staged.reserve(device, len(new), largest.get("T", 1), self._row_bytes)
         for index, name in enumerate(new):
             execution.bind(name, self._staged.of(index))
-        hosted = {n: s for n, s in execution.graph.inputs.items() if n not in (*graph.past, "features")}
+        hosted = {n: s for n, s in execution.graph.inputs.items() if n not in (*self._past, "features")}
         self._from_host = Inputs(device, hosted, largest)
         for name, address in self._from_host.addresses.items():
             execution.bind(name, address)
