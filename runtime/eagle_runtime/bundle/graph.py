@@ -58,19 +58,15 @@ class NativeSpec:
 @dataclass(frozen=True, slots=True)
 class AlikeLayers:
     """Layers whose keys and values have one shape. count: of them. past, new: names of the inputs and outputs with
-    their rows: keys of the first, its values, keys of the next, ... kept: what the inputs are. row: new keys
-    [1, T, kv_heads, head_dim] of a layer."""
+    their rows: keys of the first, its values, keys of the next, ... kept: what the inputs are. row_shape, dtype: heads
+    and the width of one, and the type, of new rows."""
 
     count: int
     past: tuple[str, ...]
     new: tuple[str, ...]
     kept: tuple[TensorSpec, ...]
-    row: TensorSpec
-
-    @property
-    def row_shape(self) -> tuple[int, int]:
-        """Heads, and the width of one."""
-        return int(self.row.shape[2]), int(self.row.shape[3])
+    row_shape: tuple[int, int]
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +116,8 @@ class GraphSpec:
             tuple(name for number in numbers for name in names if name.startswith(f"{part}.{number}."))
             for part, names in (("past_key_values", self.past), ("present", self.present))
         )
-        return AlikeLayers(len(numbers), past, new, tuple(self.inputs[name] for name in past), self.outputs[new[0]])
+        kept, row = tuple(self.inputs[name] for name in past), self.outputs[new[0]]
+        return AlikeLayers(len(numbers), past, new, kept, (int(row.shape[2]), int(row.shape[3])), row.dtype)
 
     def native_form(self) -> GraphSpec:
         """The description of `native`; the graph's own where there is none."""

@@ -49,7 +49,7 @@ class OrtDeviceSession(BoundSession):
             self.inputs = {**self.inputs, **asked}
 
     def new_cache(self, capacity: int) -> OrtCache:
-        cache = OrtCache(self._memory, self._layers.count, capacity, *self._layers.row_shape, self._layers.row.dtype)
+        cache = OrtCache(self._memory, self._layers.count, capacity, *self._layers.row_shape, self._layers.dtype)
         self._caches.append(cache)
         return cache
 

@@ -109,8 +109,8 @@ class BoundSession(Session):
         """Bind the first `length` rows of the cache of some layers as the past, and the `rows` rows after them as the
         place of the new ones, so that a forward pass appends without a copy. addresses: of their keys and values on
         `device`."""
-        kind, shape = np.dtype(layers.row.dtype), layers.row_shape
-        past_shape, new_shape, size = (1, length, *shape), (1, rows, *shape), math.prod(shape) * kind.itemsize
+        kind, (heads, width) = np.dtype(layers.dtype), layers.row_shape
+        past_shape, new_shape, size = (1, length, heads, width), (1, rows, heads, width), heads * width * kind.itemsize
         for past, new, address in zip(layers.past, layers.new, addresses, strict=True):
             self._bound.binding.bind_input(past, device, 0, kind.type, past_shape, address)
             self._bound.binding.bind_output(new, device, 0, kind.type, new_shape, address + length * size)
@@ -190,7 +190,7 @@ class OrtSession(BoundSession):
         """A cache of the layers of one shape. number: of the shape."""
         layers = self._alike[number]
         if not self.exact:
-            return KVCache(layers.count, capacity, *layers.row_shape, layers.row.dtype)
+            return KVCache(layers.count, capacity, *layers.row_shape, layers.dtype)
         keys, values = layers.kept[:2]
         heads, pieces = int(keys.shape[0]), int(values.shape[1])
         sizes = layers.count, capacity, heads, row_size(keys) // heads, pieces
