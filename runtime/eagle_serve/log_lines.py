@@ -72,4 +72,4 @@ def logged(as_json: bool) -> Iterator[None]:
 def _write(lines: queue.Queue[str | None]) -> None:
     while (line := lines.get()) is not None:
         with contextlib.suppress(OSError, ValueError):  # closed
-            print(line, file=sys.stderr, flush=True)
+            print(f"{line}\n", end="", file=sys.stderr, flush=True)  # one write: other threads print lines too

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import random
 import re
@@ -23,11 +24,13 @@ from openai import OpenAI
 
 from eagle_runtime import ClosedError, EagleModel, Piece, Result
 from eagle_runtime.app.result import Stop, usage_of
+from eagle_runtime.commands.command import print_line
 from eagle_runtime.core.rounds import Member, Wish
 from eagle_serve import Limits, Options
 from eagle_serve.app import Service
 from eagle_serve.errors import ApiError
 from eagle_serve.jobs import Event, Events, Job, Jobs
+from eagle_serve.log_lines import logged
 from eagle_serve.request import Prepared, Request
 from eagle_serve.server import serving
 from patience import PATIENCE_S
@@ -369,6 +372,24 @@ def test_log_lines_that_nobody_reads_stop_no_answer(served_bundle: Path) -> None
     wanted = {"method": "GET", "path": "/health", "status": 200}
     requests = [line for line in map(json.loads, lines) if "method" in line]  # the note may come after the address
     assert {name: requests[0][name] for name in wanted} == wanted
+
+
+def test_lines_of_the_log_and_of_the_command_stay_apart(capfd: pytest.CaptureFixture[str]) -> None:
+    """A line whose end were a second write would be joined with another thread's line."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with logged(as_json=True):
+            for number in range(300):
+                logging.getLogger("eagle_serve").info("request %d", number)
+                print_line("eagle-serve", f"said {number}")
+    finally:
+        sys.setswitchinterval(interval)
+    lines = capfd.readouterr().err.splitlines()
+    said = [line for line in lines if line.startswith("eagle-serve: ")]
+    assert said == [f"eagle-serve: said {number}" for number in range(300)]
+    requests = [json.loads(line)["message"] for line in lines if not line.startswith("eagle-serve: ")]
+    assert requests == [f"request {number}" for number in range(300)]
 
 
 def test_the_command_says_in_one_line_what_is_wrong(

@@ -146,7 +146,7 @@ def model_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def print_line(program: str, message: str) -> None:
     """Print one line on stderr, with unprintable characters escaped and a long message cut."""
-    print(f"{program}: {one_line(message)}", file=sys.stderr)
+    print(f"{program}: {one_line(message)}\n", end="", file=sys.stderr)  # one write: the server's log may write too
 
 
 def one_line(message: str) -> str:
