@@ -24,7 +24,7 @@ from eagle_runtime.drafting.cost_aware import CostAwareDrafter, best_size
 from eagle_runtime.drafting.cost_learning import SCALE, expected, learned, table, unknown
 from eagle_runtime.drafting.cost_model import CONTEXTS, HEAD_ROWS, TARGET_ROWS, Costs, Pass, Timings
 from eagle_runtime.drafting.cost_prior import pass_bytes, prior_costs
-from eagle_runtime.drafting.cost_storage import FEW, MOVED, NOTABLE, LearnedCosts, open_costs, read_belief
+from eagle_runtime.drafting.cost_storage import FEW, MOVED, LearnedCosts, open_costs, read_belief
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.vanilla import NoDraft
 from eagle_runtime.sampling.params import SamplingParams
@@ -416,8 +416,21 @@ def test_a_file_is_read_back(cache: Path) -> None:
         np.testing.assert_allclose(one.at(500), other.at(500))
     written = (cache / "costs.json").stat().st_mtime_ns
     again.save()
-    again.save(NOTABLE)
+    again.save(last=False)
     assert (cache / "costs.json").stat().st_mtime_ns == written, "nothing was learned since"
+
+
+def test_a_model_in_use_writes_its_file_when_passes_have_doubled(cache: Path) -> None:
+    costs, written = open_costs("costs.json", lambda: CPU_PRIOR), []
+    for generation in range(1, 65):  # of FEW passes each, which get slower and slower
+        seconds = 26e-3 * (1 + generation / 8)
+        for _ in range(FEW // 2):
+            costs.learn([Pass("head", 4, 64, 2e-3), Pass("target", 8, 64, seconds)])
+        costs.save(last=False)
+        if (cache / "costs.json").exists():
+            (cache / "costs.json").unlink()
+            written.append(generation)
+    assert len(written) > 2 and all(later >= 2 * before for before, later in itertools.pairwise(written)), written
 
 
 def test_few_passes_are_not_worth_a_file(cache: Path) -> None:
@@ -480,6 +493,6 @@ def test_costs_of_a_bundle_without_a_head_are_none_of_one_with_a_head(cache: Pat
 def test_a_folder_that_cannot_be_written_is_no_error(cache: Path) -> None:
     cache.write_text("a file where the folder should be", encoding="utf-8")
     costs = taught()
-    costs.save(NOTABLE)
+    costs.save(last=False)
     costs.save()
     assert costs.latest() == taught().latest()

@@ -29,7 +29,7 @@ from eagle_runtime.drafting.cost_model import LARGEST, Costs, Pass, Timings, sha
 from eagle_runtime.machine.user_cache import machine_key, read_cached, write_cached
 
 MOVED = 0.03  # of a correction, before the table in use is made again: an eighth of a pass's noise
-NOTABLE = 0.1  # the same before the file is written at the end of a generation; chosen, to write it seldom
+NOTABLE = 0.1  # the same before the file is written again at the end of a generation; chosen, to write it seldom
 PLAIN_FIRST, PLAIN_LATER = 2, 16  # cycles: six of the first 160 draft nothing
 FEW = 32  # passes that a table of shapes must have seen to be worth a file; chosen
 ALL, SOME = 256, 4  # cycles that all teach; of later ones, one of SOME; chosen, since learning costs the host time
@@ -80,6 +80,7 @@ class LearnedCosts(CostSource):
         # The corrections that the file holds; None: it holds nothing.
         self._written: Array | None = belief.corrections if known else None
         self._passes = 0
+        self._due = FEW  # passes before the file is written at the end of a generation
         self._plain = 0
         self._cycles = 0
 
@@ -141,13 +142,15 @@ class LearnedCosts(CostSource):
         if _moved(self._belief.corrections, self._made_of) > MOVED:
             self._now, self._made_of, self._shared = table(self._belief), self._belief.corrections, {}
 
-    def save(self, least: float = MOVED) -> None:
-        """Write the corrected table, and the covariance of what is not known of it, if a correction differs by more
-        than `least` from what the file holds, or there is no file yet."""
-        if self._passes < FEW:
+    def save(self, *, last: bool = True) -> None:
+        """Write the corrected table, and the covariance of what is not known of it, if there is no file yet, or a
+        correction has changed since. last: else only if it has changed a lot, and not before twice as many passes have
+        taught as when the file was written last: a server would write it for most answers, which takes milliseconds."""
+        if self._passes < (FEW if last else self._due):
             return
+        least = MOVED if last else NOTABLE
         if self._written is None or _moved(self._belief.corrections, self._written) > least:
-            self._written = self._belief.corrections
+            self._written, self._due = self._belief.corrections, 2 * self._passes
             if self._file is not None:
                 costs, spread = dataclasses.asdict(table(self._belief)), self._belief.spread.tolist()
                 write_cached(self._file, {"costs": costs, "spread": spread})

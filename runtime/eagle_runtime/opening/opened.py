@@ -18,7 +18,7 @@ from eagle_runtime.core.target import NATIVE_CHUNK, PREFILL_CHUNK, SHORT_CHUNK, 
 from eagle_runtime.drafting.acceptance import Acceptance
 from eagle_runtime.drafting.cost_learning import unknown
 from eagle_runtime.drafting.cost_prior import prior_costs
-from eagle_runtime.drafting.cost_storage import MOVED, NOTABLE, LearnedCosts
+from eagle_runtime.drafting.cost_storage import LearnedCosts
 from eagle_runtime.drafting.datastore import Datastore
 from eagle_runtime.drafting.draft_model import CHILDREN, DraftModelHead
 from eagle_runtime.drafting.habits import SUCCESSORS, Habits
@@ -104,7 +104,7 @@ class OpenBundle:
         """Save what passes cost, and what they do with draft models (LearnedCosts.save), and the habits, if a file
         keeps them. last: else only what has changed a lot."""
         for one in (self, *self.drafts):
-            one.costs.save(MOVED if last else NOTABLE)
+            one.costs.save(last=last)
         self.ranks.save(SOME if last else MANY)
         if self.habits_file is not None:
             self.habits_file.save(1 if last else OFTEN)
