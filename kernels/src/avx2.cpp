@@ -35,7 +35,7 @@ struct Block<R, 4> {
   }
   template <int GROUPS, class Before, class After>
   INLINE static void add_groups(Cursor& at, int64_t step, Before before, After after) {
-    const __m256i ones = _mm256_set1_epi16(1);
+    const __m256i sixteen = _mm256_set1_epi16(16);  // what levels are times, as their zero levels are
     Ints a[R];
     UNROLLED for (int j = 0; j < GROUPS; j++) {
       const Ints w = levels(at.levels + 32 * j);
@@ -52,22 +52,21 @@ struct Block<R, 4> {
     at.levels += 32 * GROUPS, at.ahead += GROUPS / 4 * step, at.x += 4 * GROUPS * R;
     UNROLLED for (int r = 0; r < R; r++) {
       const Ints sum = before(r);
-      after(r, Ints{_mm256_add_epi32(sum.a, _mm256_madd_epi16(a[r].a, ones)),
-                    _mm256_add_epi32(sum.b, _mm256_madd_epi16(a[r].b, ones))});
+      after(r, Ints{_mm256_add_epi32(sum.a, _mm256_madd_epi16(a[r].a, sixteen)),
+                    _mm256_add_epi32(sum.b, _mm256_madd_epi16(a[r].b, sixteen))});
     }
   }
   template <class Fold>
   INLINE static void add(int64_t inputs, int64_t step, Cursor& at, Fold fold) {
     auto none = [](int) { return Ints{}; };
-    auto last = [&](int r, Ints sum) { fold(r, Ints{_mm256_slli_epi32(sum.a, 4), _mm256_slli_epi32(sum.b, 4)}); };
-    if (inputs == 16) return add_groups<4>(at, step, none, last);
-    if (inputs == 32) return add_groups<8>(at, step, none, last);
+    if (inputs == 16) return add_groups<4>(at, step, none, fold);
+    if (inputs == 32) return add_groups<8>(at, step, none, fold);
     Ints sums[R];
     UNROLLED for (int r = 0; r < R; r++) sums[r] = Ints{};
     auto before = [&](int r) { return sums[r]; };
     auto after = [&](int r, Ints sum) { sums[r] = sum; };
     for (int64_t k = 0; k < inputs; k += 32) add_groups<8>(at, step, before, after);
-    UNROLLED for (int r = 0; r < R; r++) last(r, sums[r]);
+    UNROLLED for (int r = 0; r < R; r++) fold(r, sums[r]);
   }
 };
 
