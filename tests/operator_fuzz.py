@@ -254,7 +254,7 @@ class Fuzz:
         self._seed = seed
         self._subjects = subjects(np.random.default_rng(seed))
         self._library = ctypes.CDLL(str(library()))
-        self._library.eagle_next_pass.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        self._library.eagle_next_texts.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
         self.ends: Counter[tuple[str, str]] = Counter()
 
     def case(self, number: int) -> None:
@@ -295,7 +295,7 @@ class Fuzz:
             assert all(one is None or isinstance(one, np.ndarray) for one in outputs)  # None: only in the cache
             self.ends[subject.name, "computed"] += 1
         finally:
-            self._library.eagle_next_pass(NOBODY.ctypes.data, 0)
+            self._library.eagle_next_texts(NOBODY.ctypes.data, 0, 1)
             self._library.eagle_write_rows(0)
 
     def _announced(self, rng: np.random.Generator, subject: Subject) -> tuple[list[Feeds], Feeds]:
@@ -307,7 +307,10 @@ class Fuzz:
             for one, i in zip(texts, chosen, strict=True)
         ]
         array = np.array(numbers, np.int64)
-        assert self._library.eagle_next_pass(array.ctypes.data, len(texts)) == 0
+        if rng.random() < 0.5:  # caches of another shape begin before or after those
+            other = array + np.array([16, 0, 16, 0, 0, 0]) * int(rng.choice([-1, 1]))
+            array = np.concatenate([other, array] if rng.random() < 0.5 else [array, other])
+        assert self._library.eagle_next_texts(array.ctypes.data, len(texts), len(array) // len(texts)) == 0
         names = ("q", "k", "v", "positions", "cosine", "sine")
         feeds = {name: np.concatenate([one[name] for one in texts], 1) for name in names if name in texts[0]}
         ends = np.cumsum([one["q"].shape[1] for one in texts]).tolist()

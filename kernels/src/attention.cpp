@@ -9,7 +9,7 @@
 //            columns are committed, whatever the positions
 //            tree_mask [1, 1, T, T] fp32: a row sees the new rows at which it is above -1; of the second form
 //            [1, 1, T, L]: the last L - T rows of the past belong to the tree too; [1, 1, T, T + 1] for rows of several
-//            texts that were announced (eagle_next_pass), whose last column numbers the text of a row, from 0 on
+//            texts that were announced (eagle_next_texts), whose last column numbers the text of a row, from 0 on
 //            cosine and sine [1, T, R / 2] fp32, by which the first R numbers of each head of q and k are rotated, or neither
 //            sinks [heads] fp32, or nothing: of each head a score without a key, which takes its share of a row's weights
 //   outputs  [1, T, heads * D], new keys and new values [1, T, kv_heads, D], fp32; with a past in fp16 the nearest values
@@ -29,14 +29,14 @@ constexpr int64_t BLOCK_ROWS = 48;  // rows times query heads per key of one pie
 constexpr int64_t PIECES = 6;       // of a pass over few columns, at least: rows are split until there are as many
 constexpr int64_t MANY = 8192;      // numbers that are worth several threads' rotating or folding
 
-// Texts of the next pass of this thread: where the first layer's keys and values of each lie, bytes from one layer to the
-// next, columns that they are laid out for, and how many of these are valid.
+// Texts of the next pass of this thread, for each shape of layers' caches: where the first such layer's keys and values of
+// each lie, bytes from one of these layers to the next, columns that they are laid out for, and how many are valid.
 struct Text {
   int64_t keys, key_layer, values, value_layer, columns, committed;
 };
-constexpr int64_t MOST_TEXTS = 64;
-thread_local Text texts[MOST_TEXTS];
-thread_local int64_t text_count = 0;
+constexpr int64_t MOST_TEXTS = 64, MOST_SHAPES = 4;
+thread_local Text texts[MOST_SHAPES * MOST_TEXTS];
+thread_local int64_t text_count = 0, shape_count = 0;
 constexpr int ONLY_THERE = 2;
 thread_local int writes_rows = 0;  // see eagle_write_rows
 
@@ -229,11 +229,20 @@ ort::Status look(const float* mask, const Attention& j, bool several, Pass* pass
   return nullptr;
 }
 
+// What was announced of the shape whose layers' caches have these keys of text 0: the one that begins next before them.
+const Text* texts_with(const void* past_keys) {
+  const int64_t keys = reinterpret_cast<int64_t>(past_keys);
+  const Text* found = texts;
+  for (const Text* one = texts; one < texts + shape_count * text_count; one += text_count)
+    if (one->keys <= keys && (found->keys > keys || one->keys > found->keys)) found = one;
+  return found;
+}
+
 // The rows of text i among those of a pass, whose cache is that of text 0 in this layer.
 ort::Status narrow_to(const Seen& seen, int64_t i, const Heads& node, Attention* job) {
   Attention& j = *job;
   const int64_t D = j.width, row = seen.row, from = row * j.kv_heads * D, to = row * j.kv_heads * j.row;
-  const Text &first = texts[0], &own = texts[i];
+  const Text *announced = texts_with(j.past_keys), &first = announced[0], &own = announced[i];
   const int64_t layer =
       first.key_layer > 0 ? (reinterpret_cast<int64_t>(j.past_keys) - first.keys) / first.key_layer : -1;
   if (layer < 0 || first.keys + layer * first.key_layer != reinterpret_cast<int64_t>(j.past_keys) ||
@@ -383,12 +392,12 @@ const Kind ATTENTION = {10, [](int) { return true; }, create_kind<Heads, read>, 
 const ort::CustomOp* attention_operator() { return &OPERATOR; }
 }  // namespace eagle
 
-// Announces the texts of the next pass of this thread: six numbers each, as in Text. count 0: none any more. Returns 0, or
-// -1 where there are too many.
-EXPORTED int eagle_next_pass(const int64_t* numbers, int64_t count) {
-  if (count < 0 || count > eagle::MOST_TEXTS) return -1;
-  memcpy(eagle::texts, numbers, static_cast<size_t>(count) * sizeof(eagle::Text));
-  eagle::text_count = count;
+// Announces the texts of the next pass of this thread: six numbers of each, as in Text, for one shape of layers' caches
+// after the other. count 0: none any more. Returns 0, or -1 where there are too many.
+EXPORTED int eagle_next_texts(const int64_t* numbers, int64_t count, int64_t shapes) {
+  if (count < 0 || count > eagle::MOST_TEXTS || shapes < 1 || shapes > eagle::MOST_SHAPES) return -1;
+  memcpy(eagle::texts, numbers, static_cast<size_t>(count * shapes) * sizeof(eagle::Text));
+  eagle::text_count = count, eagle::shape_count = shapes;
   return 0;
 }
 

@@ -27,6 +27,7 @@ from eagle_runtime.bundle.manifest import DTYPE_BITS, read_manifest
 from eagle_runtime.core.head import WINDOW, Proposal
 from eagle_runtime.drafting.assistant_head import AssistantHead
 from eagle_runtime.drafting.head import Scratch
+from eagle_runtime.ort.session import OrtSession
 from head_writers import TARGET
 from insides import bundle_in
 from tiny_assistants import Drafting, save_assistant
@@ -154,6 +155,42 @@ def test_drafts_change_no_token(
             for method in ("eagle", "eagle+lookup"):
                 drafted = model.generate(prompt, method=method, max_new_tokens=60, **settings)
                 assert drafted.token_ids == plain.token_ids
+
+
+@needs_operators
+@pytest.mark.parametrize("name", [SHARING, ALONE])
+def test_texts_that_share_passes_are_those_of_requests_alone(
+    name: str, bundles: Callable[[str, bool, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of layers of two shapes, each of which finds the caches of its own; texts are shorter and longer than the window,
+    and of several lengths, so that caches grow at different times."""
+    sizes: list[int] = []
+    together = OrtSession.run_together
+
+    def counted(session: OrtSession, passes: Any) -> Any:
+        sizes.append(len(passes))
+        return together(session, passes)
+
+    monkeypatch.setattr(OrtSession, "run_together", counted)
+    rng = np.random.default_rng(8)
+    requests: list[dict[str, Any]] = [
+        {
+            "prompt": rng.integers(0, VOCAB, length).tolist(),
+            "max_new_tokens": 40,
+            "ignore_eos": True,
+            "temperature": temperature,
+            "seed": length,
+            "method": method,
+        }
+        for length, temperature, method in (
+            (3, 0.0, None), (90, 0.8, None), (14, 0.0, "vanilla"), (41, 0.9, "lookup"), (9, 1.0, "eagle"),
+        )
+    ]  # fmt: skip
+    with EagleModel.load(bundles(name, False, "int8"), backend="native", threads=1) as model:
+        alone = [model.generate(**request).token_ids for request in requests]
+        texts = {number: piece.result for number, piece in model.batch(requests, width=4) if piece.result is not None}
+    assert [texts[number].token_ids for number in range(len(requests))] == alone
+    assert max(sizes) == 4
 
 
 @needs_operators

@@ -11,6 +11,7 @@ import pytest
 
 from conftest import needs_operators
 from eagle_runtime.ort.session import texts_mask
+from eagle_runtime.ort.texts import MOST_SHAPES, MOST_TEXTS
 from operator_graphs import INSTRUCTION_SETS, Array, Heads, bits, instructions, library
 
 pytestmark = needs_operators
@@ -19,15 +20,17 @@ HEADS = [Heads(9, 3, 64, 16), Heads(4, 2, 16, 16, window=40, cap=30.0), Heads(2,
 HEADS += [Heads(8, 2, 64, 32, kept="float16"), Heads(8, 2, 64, 64, kept="uint8")]
 
 
-def announce(texts: list[dict[str, Array]], lengths: list[int]) -> None:
-    """As the runtime does before a pass; of graphs with one layer."""
+def announce(lengths: list[int], *shapes: list[dict[str, Array]]) -> None:
+    """As the runtime does before a pass; of graphs with one layer of each shape."""
     numbers = [
         (one["keys"].ctypes.data, 1, one["values"].ctypes.data, 1, one["keys"].shape[1], length)
+        for texts in shapes
         for one, length in zip(texts, lengths, strict=True)
     ]
     array = np.array(numbers, np.int64)
-    take: Any = ctypes.CDLL(str(library())).eagle_next_pass
-    assert take(ctypes.c_void_p(array.ctypes.data), ctypes.c_int64(len(texts))) == 0
+    take: Any = ctypes.CDLL(str(library())).eagle_next_texts
+    counts = ctypes.c_int64(len(lengths)), ctypes.c_int64(len(shapes) or 1)
+    assert take(ctypes.c_void_p(array.ctypes.data), *counts) == 0
 
 
 def write_rows(where: int) -> None:
@@ -38,7 +41,7 @@ def write_rows(where: int) -> None:
 @pytest.fixture(autouse=True)
 def nothing_stays_announced() -> Any:
     yield
-    announce([], [])
+    announce([])
     write_rows(0)
 
 
@@ -70,11 +73,31 @@ def test_rows_have_the_bits_that_they_have_alone(heads: Heads, instruction_set: 
         alone = [session.run(None, one) for one in texts]
         for order in ([0, 1, 2, 3], [2, 0], [3, 1, 2]):
             some = [texts[i] for i in order]
-            announce(some, [TEXTS[i][0] for i in order])
+            announce([TEXTS[i][0] for i in order], some)
             together = session.run(None, joined(some))
-            announce([], [])
+            announce([])
             for name, parts in enumerate(zip(*(alone[i] for i in order), strict=True)):
                 np.testing.assert_array_equal(bits(together[name]), bits(np.concatenate(parts, 1)))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_layers_of_several_shapes_share_a_pass(order: tuple[int, ...]) -> None:
+    """As in Gemma-4, whose layers have heads of two widths: each layer finds the caches of its own shape."""
+    rng = np.random.default_rng(3)
+    shapes = [HEADS[number] for number in (0, 3, 4)]
+    texts = [texts_of(heads, rng) for heads in shapes]
+    alone = [[heads.session().run(None, one) for one in some] for heads, some in zip(shapes, texts, strict=True)]
+    announce([length for length, _ in TEXTS], *(texts[number] for number in order))
+    for heads, some, expected in zip(shapes, texts, alone, strict=True):
+        for output, parts in zip(heads.session().run(None, joined(some)), zip(*expected, strict=True), strict=True):
+            np.testing.assert_array_equal(bits(output), bits(np.concatenate(parts, 1)))
+
+
+def test_too_many_texts_or_shapes_are_not_taken() -> None:
+    call: Any = ctypes.CDLL(str(library())).eagle_next_texts
+    nothing = ctypes.c_void_p(np.zeros(6, np.int64).ctypes.data)
+    for texts, shapes in ((MOST_TEXTS + 1, 1), (1, MOST_SHAPES + 1), (1, 0), (-1, 1)):
+        assert call(nothing, ctypes.c_int64(texts), ctypes.c_int64(shapes)) == -1
 
 
 @pytest.mark.parametrize("heads", [heads for heads in HEADS if not heads.window and heads.kept == "float32"])
@@ -92,9 +115,9 @@ def test_rows_of_heads_have_the_bits_that_they_have_alone(heads: Heads, instruct
         alone = [session.run(None, one) for one in texts]
         for order in ([0, 1, 2], [2, 0]):
             some = [texts[i] for i in order]
-            announce(some, [one["keys"].shape[1] for one in some])
+            announce([one["keys"].shape[1] for one in some], some)
             together = session.run(None, joined(some))
-            announce([], [])
+            announce([])
             for name, parts in enumerate(zip(*(alone[i] for i in order), strict=True)):
                 np.testing.assert_array_equal(bits(together[name]), bits(np.concatenate(parts, 1)))
 
@@ -117,11 +140,11 @@ def test_what_does_not_fit_is_refused(change: str, message: str) -> None:
     feeds = joined(texts)
     mask = feeds["mask"][0, 0]
     if change == "another number":
-        announce(texts[:3], lengths[:3])
+        announce(lengths[:3], texts[:3])
     elif change == "another cache":
-        announce([texts[1], *texts[1:]], [lengths[1], *lengths[1:]])
+        announce([lengths[1], *lengths[1:]], [texts[1], *texts[1:]])
     elif change != "nothing announced":
-        announce(texts, [length + 10_000 * (change == "too many columns") for length in lengths])
+        announce([length + 10_000 * (change == "too many columns") for length in lengths], texts)
     if change == "apart":
         mask[0, -1] = 1
     if change == "sees another":
@@ -163,7 +186,7 @@ def test_new_rows_go_into_the_caches(heads: Heads, instruction_set: str, where: 
         wanted = ["y0", "y1", "y2"] if where == 1 else ["y0"]
         write_rows(where)
         again = [session.run(wanted, one) for one in texts]
-        announce(before, [length for length, _ in TEXTS])
+        announce([length for length, _ in TEXTS], before)
         together = session.run(wanted, joined(before))
         write_rows(0)
     for outputs, of_text in zip(alone, again, strict=True):

@@ -22,7 +22,7 @@ from eagle_runtime.core.session import Array, Session
 from eagle_runtime.machine.huge_pages import huge_pages
 from eagle_runtime.ort.library import CPU, VERSION, byte_products_saturate, open_graph, run_graph
 from eagle_runtime.ort.operators import Operators
-from eagle_runtime.ort.texts import MOST_TEXTS
+from eagle_runtime.ort.texts import MOST_SHAPES, MOST_TEXTS
 
 # Compute products of unsigned by signed bytes as products of unsigned bytes, with sums of 32 bits on every processor.
 EXACT_BYTES = "session.x64quantprecision"
@@ -175,7 +175,7 @@ class OrtSession(BoundSession):
         self._new_rows: list[NewRows | None] = [None for _ in self._alike]  # of all caches
         self._by_rows: dict[int, Bound] = {}  # of the numbers of rows that trees have
         self._announce = None if operators is None else operators.announce_texts
-        self.joins = self.exact and self.native and len(self._alike) == 1
+        self.joins = self.exact and self.native and len(self._alike) <= MOST_SHAPES
         self.may_join = self._announce is not None  # whether the operators learn which texts a pass has
 
     def close(self) -> None:

@@ -7,9 +7,10 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from eagle_runtime.core.cache import HeadMajorCache, KVCache
+from eagle_runtime.core.cache import KVCache
+from eagle_runtime.core.mixed_cache import MixedCache, Part
 
-MOST_TEXTS = 64  # of one pass (kernels/src/attention.cpp)
+MOST_TEXTS, MOST_SHAPES = 64, 4  # of one pass, and of its layers' caches (kernels/src/attention.cpp)
 
 
 class Announcement:
@@ -20,17 +21,19 @@ class Announcement:
         # of 2: passes append rows to caches that keep heads apart, and have no outputs of them; of 0: they do not
         self.write_rows: Any = library.eagle_write_rows
         self.write_rows.argtypes, self.write_rows.restype = [ctypes.c_int], None
-        self._call: Any = library.eagle_next_pass
-        self._call.argtypes, self._call.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int
+        self._call: Any = library.eagle_next_texts
+        self._call.argtypes, self._call.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64], ctypes.c_int
 
-    def __call__(self, caches: Sequence[HeadMajorCache | KVCache]) -> None:
+    def __call__(self, caches: Sequence[Part | MixedCache]) -> None:
         """caches: of the texts, in the order of their rows; none: the next pass is of one text again."""
-        numbers = [number for cache in caches for number in _numbers(cache)]
-        if self._call((ctypes.c_int64 * len(numbers))(*numbers), len(caches)) != 0:
+        parts = [cache.parts if isinstance(cache, MixedCache) else (cache,) for cache in caches]
+        shapes = list(zip(*parts, strict=True)) or [()]
+        numbers = [number for shape in shapes for part in shape for number in _numbers(part)]
+        if self._call((ctypes.c_int64 * len(numbers))(*numbers), len(caches), len(shapes)) != 0:
             raise AssertionError(f"{len(caches)} texts in one pass; the caller keeps to MOST_TEXTS")
 
 
-def _numbers(cache: HeadMajorCache | KVCache) -> tuple[int, ...]:
+def _numbers(cache: Part) -> tuple[int, ...]:
     if isinstance(cache, KVCache):
         layer_bytes = 2 * cache.rows.strides[0]
         return cache.addresses[0], layer_bytes, cache.addresses[1], layer_bytes, cache.length, cache.length
