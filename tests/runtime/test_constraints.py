@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import pre_tokenizers
 
 from conftest import GOLDEN, put_tokenizer
 from eagle_runtime import Constraint, ConstraintError, Drafter, EagleModel, RequestError, SamplingParams
@@ -23,7 +24,7 @@ from eagle_runtime.sampling.grammars import CACHED, Grammars
 from eagle_runtime.sampling.sampler import Sampler
 from eagle_runtime.text.detokenizer import TextStream, Vocabulary
 from insides import bundle_in
-from tokenizer_kinds import TOKENIZERS
+from tokenizer_kinds import TOKENIZERS, id_of
 
 TOKENIZER = (GOLDEN / "byte_tokenizer.json").read_text(encoding="utf-8")
 VOCAB, EOS = 256, 1
@@ -173,6 +174,27 @@ def test_text_of_every_kind_of_tokenizer_follows(kind: str) -> None:
             stream = TextStream(Vocabulary(tokenizer, kind), prompt)
             text = stream.feed(drawn) + stream.finish()
             assert re.fullmatch(pattern, text), (pattern, text)
+
+
+@pytest.mark.parametrize(
+    ("space", "steps"),
+    [
+        (False, {"type": "NFC"}),  # Qwen's
+        (False, {"type": "Sequence", "normalizers": [{"type": "Strip", "strip_left": True, "strip_right": True}]}),
+        (True, None),
+    ],
+)
+def test_text_of_a_grammar_is_not_changed_as_prompts_are(space: bool, steps: dict[str, Any] | None) -> None:
+    """By a tokenizer that composes letters, or cuts spaces or puts one before a text."""
+    tokenizer, option = TOKENIZERS["byte-level"](), "cafe\u0301 "  # an accent after its letter, as in names of files
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
+    content = json.dumps({**json.loads(tokenizer.to_str()), "normalizer": steps})
+    of_kind = Grammars(lambda: content, tokenizer.get_vocab_size(), [id_of(tokenizer, "<|end|>")])
+    matcher, drawn = of_kind.matcher(Constraint.choice([option])), list[int]()
+    while not matcher.finished:
+        drawn.append(int(np.flatnonzero(matcher.mask())[0]))
+        matcher.consume(drawn[-1])
+    assert tokenizer.decode(drawn) == option
 
 
 def test_a_token_that_is_not_allowed_is_an_error() -> None:

@@ -145,7 +145,8 @@ class Grammars:
                 data = json.loads(content)
                 self._unknown, tokens = _unknown_token(data), _count_tokens(data)
                 # A tokenizer may have more tokens than the model has rows: masks are cut to the rows (Matcher).
-                self._tokenizer = LLTokenizer(content, n_vocab=max(self._vocab_size, tokens), eos_token=self._eos)
+                rows = max(self._vocab_size, tokens)
+                self._tokenizer = LLTokenizer(json.dumps(_verbatim(data)), n_vocab=rows, eos_token=self._eos)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ConstraintError(
                     f"llguidance cannot read this model's tokenizer ({one_line(str(error))})"
@@ -183,6 +184,22 @@ def _unknown_token(tokenizer: dict[str, Any]) -> int | None:
         return unknown
     ids: dict[str, int] = model["vocab"]
     return ids.get(model.get("unk_token"))
+
+
+def _verbatim(tokenizer: dict[str, Any]) -> dict[str, Any]:
+    """A tokenizer without what changes a text, as NFC does, or a space put before it: the text of a grammar has to come
+    as it stands there. Spaces are still written as another letter."""
+    steps, before = tokenizer.get("normalizer") or {}, tokenizer.get("pre_tokenizer") or {}
+    kept = [step for step in steps.get("normalizers", [steps]) if step.get("pattern") == {"String": " "}]
+    splits = [
+        {**split, "add_prefix_space": False} if split.get("type") == "ByteLevel" else split
+        for split in before.get("pretokenizers", [before])
+    ]
+    return {
+        **tokenizer,
+        "normalizer": {"type": "Sequence", "normalizers": kept} if kept else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits} if before else None,
+    }
 
 
 def _count_tokens(tokenizer: dict[str, Any]) -> int:
