@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,19 @@ from eagle_runtime.core.target import Target
 from eagle_runtime.opening.exact_rows import find_padding
 from eagle_runtime.ort.session import OrtSession
 from eagle_runtime.text.tokenizer import Text
+from tiny_families import HIDDEN as NARROW
+from tiny_families import ROWS, save_source
 
 VOCAB, HIDDEN, LAYERS, EXPERTS, CHOSEN = 64, 64, 2, 6, 2
 CONFIGS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": EXPERTS, "intermediate_size": 48},
     "qwen3_moe": {"num_experts": EXPERTS, "moe_intermediate_size": 48, "intermediate_size": 64},
     "olmoe": {"num_experts": EXPERTS, "intermediate_size": 48},
+}
+RENORMALISED: dict[str, dict[str, Any]] = {  # families that divide a row's shares by their sum
+    "Qwen3-MoE, one layer without experts": {"num_experts": 8, "num_experts_per_tok": 6},
+    "ERNIE 4.5, with experts": {"moe_num_experts": 8, "moe_k": 6},
+    "GLM-4.5-Air": {"n_routed_experts": 8, "num_experts_per_tok": 6},
 }
 PRECISIONS = ("int8", "int4", "int8-token", "int8-weight", "int4-int8")
 
@@ -131,6 +139,24 @@ def test_a_row_of_one_mixture_has_its_bits_in_fp32(
         for _ in range(5):
             picked = rng.choice(64, count, replace=False)
             np.testing.assert_array_equal(run(some[:, picked]), alone[picked])
+
+
+@pytest.mark.parametrize("name", RENORMALISED)
+def test_shares_of_a_row_do_not_depend_on_the_rows_before_it(name: str, tmp_path: Path) -> None:
+    """Reductions of five to seven numbers add up a row in another order where its place in memory is another."""
+    row = ROWS[name]
+    save_source(replace(row, config={**row.config, **RENORMALISED[name]}), tmp_path / "source")
+    graph = build_graphs(open_pair(tmp_path / "source", None), "fp32", 1, routed=False)["target"]
+    mixture = mixtures(graph)[0]
+    x, shares = str(mixture.x.name), str(mixture.shares.name)
+    ir.save(graph, tmp_path / "whole.onnx")
+    onnx.utils.extract_model(tmp_path / "whole.onnx", tmp_path / "shares.onnx", [x], [shares])
+    session = onnxruntime.InferenceSession(tmp_path / "shares.onnx", providers=["CPUExecutionProvider"])
+    rows = np.random.default_rng(6).normal(size=(1, 64, NARROW)).astype(np.float32)
+    whole = np.asarray(session.run(None, {x: rows})[0])
+    alone = [session.run(None, {x: rows[:, row : row + 1]})[0] for row in range(64)]
+    np.testing.assert_array_equal(whole, np.concatenate(alone, axis=1))
+    assert ((whole != 0).sum(-1) == 6).all()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from eagle_export.reading.families.family import Experts
+from eagle_export.reading.families.family import Experts, row_sums
 
 
 class Expert(nn.Module):
@@ -93,7 +93,7 @@ class DenseExperts(nn.Module):
             return experts.chosen(self.config, scores, correction)
         best, which = scores.softmax(-1).topk(int(self.config.num_experts_per_tok))
         if experts.renormalised(self.config):
-            best = best / best.sum(-1, keepdim=True)
+            best = best / row_sums(best)
         return best, which
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from eagle_export.reading.families.family import Config, Experts, Family
+from eagle_export.reading.families.family import Config, Experts, Family, row_sums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,7 @@ def chosen(config: Config, scores: Tensor, correction: Tensor) -> tuple[Tensor, 
     probabilities = scores.softmax(-1)
     which = (probabilities + correction).topk(int(config.num_experts_per_tok))[1]
     best = probabilities.gather(-1, which)
-    return best / best.sum(-1, keepdim=True).clamp(min=float(config.moe_norm_min)), which
+    return best / row_sums(best).clamp(min=float(config.moe_norm_min)), which
 
 
 ERNIE45_MOE = replace(

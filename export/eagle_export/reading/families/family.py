@@ -128,6 +128,15 @@ def cache_keyword(model: Any) -> str:
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
+def row_sums(values: Tensor) -> Tensor:
+    """values [..., k]. Returns sums [..., 1], added one by one: a reduction's order of the numbers of a row depends on
+    where the row is in memory, so on the rows before it."""
+    first, *others = values.split(1, dim=-1)
+    for other in others:
+        first = first + other
+    return first
+
+
 def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """rope_theta (default 10000, for any target) and scaling of a Llama-like config, as arguments of LlamaConfig.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
-from eagle_export.reading.families.family import Config, Experts, Family, no_moving_rope
+from eagle_export.reading.families.family import Config, Experts, Family, no_moving_rope, row_sums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,7 @@ def chosen(config: Config, scores: Tensor, correction: Tensor) -> tuple[Tensor, 
     which = (shares + correction).topk(int(config.num_experts_per_tok))[1]
     best = shares.gather(-1, which)
     if config.norm_topk_prob:
-        best = best / (best.sum(-1, keepdim=True) + 1e-20)
+        best = best / (row_sums(best) + 1e-20)
     return best * float(config.routed_scaling_factor), which
 
 
