@@ -153,7 +153,7 @@ def test_shares_of_a_row_do_not_depend_on_the_rows_before_it(name: str, tmp_path
     onnx.utils.extract_model(tmp_path / "whole.onnx", tmp_path / "shares.onnx", [x], [shares])
     session = onnxruntime.InferenceSession(tmp_path / "shares.onnx", providers=["CPUExecutionProvider"])
     rows = np.random.default_rng(6).normal(size=(1, 64, NARROW)).astype(np.float32)
-    whole = np.asarray(session.run(None, {x: rows})[0])
+    whole: Any = session.run(None, {x: rows})[0]
     alone = [session.run(None, {x: rows[:, row : row + 1]})[0] for row in range(64)]
     np.testing.assert_array_equal(whole, np.concatenate(alone, axis=1))
     assert ((whole != 0).sum(-1) == 6).all()

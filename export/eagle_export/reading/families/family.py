@@ -131,7 +131,7 @@ def cache_keyword(model: Any) -> str:
 def row_sums(values: Tensor) -> Tensor:
     """values [..., k]. Returns sums [..., 1], added one by one: a reduction's order of the numbers of a row depends on
     where the row is in memory, so on the rows before it."""
-    first, *others = values.split(1, dim=-1)
+    first, *others = values.chunk(values.shape[-1], dim=-1)
     for other in others:
         first = first + other
     return first
