@@ -118,10 +118,10 @@ def _calls(calls: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _call(function: dict[str, Any], index: int, call_id: str) -> dict[str, Any] | None:
-    """A call with its arguments as an object; None where they were cut off."""
+    """A call with its arguments as an object; None where they were cut off, or are no JSON."""
     try:
         arguments = json.loads(function["arguments"] or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return {"id": call_id, "function": {"index": index, "name": function["name"], "arguments": arguments}}
 

@@ -64,6 +64,9 @@ CASES = [
     case("config a list", "target/config.json", "JSON object")(lambda w: (w.target / "config.json").write_text("[]")),
     case("config bytes", "target/config.json")(lambda w: (w.target / "config.json").write_bytes(b"\xff\xfe\x00")),
     case("config nested", "target/config.json")(lambda w: (w.target / "config.json").write_text("[" * 100_000)),
+    case("config of many levels", "target/config.json", "levels deep")(
+        lambda w: (w.target / "config.json").write_text(f'{{"model_type": "llama", "more": {"[" * 500}{"]" * 500}}}')
+    ),
     case("config a folder", "target/config.json")(
         lambda w: (w.target / "config.json").unlink(), lambda w: (w.target / "config.json").mkdir()
     ),

@@ -16,9 +16,10 @@ from tokenizers import pre_tokenizers
 
 from conftest import GOLDEN, put_tokenizer
 from eagle_runtime import Constraint, ConstraintError, Drafter, EagleModel, RequestError, SamplingParams
+from eagle_runtime.base.arguments import MOST_DEPTH
 from eagle_runtime.base.tree import Tree
 from eagle_runtime.drafting.constrained import pruned
-from eagle_runtime.sampling.constraint import MOST_BYTES, MOST_DEPTH
+from eagle_runtime.sampling.constraint import MOST_BYTES
 from eagle_runtime.sampling.grammar_matcher import Lookahead, Matcher
 from eagle_runtime.sampling.grammars import CACHED, Grammars
 from eagle_runtime.sampling.sampler import Sampler

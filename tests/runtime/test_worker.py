@@ -287,6 +287,22 @@ def test_damaged_lines(worker: Worker) -> None:
     check_fuzzed(worker, 500)
 
 
+@pytest.mark.parametrize("levels", [100, 500, 900, 100_000])
+def test_lines_of_many_levels(levels: int, worker: Worker) -> None:
+    deep, count = "[" * levels + "]" * levels, 0
+    for op, names in (("generate", ("prompt", "messages", "tools", "template_kwargs", "constraint", "stop", "results")),
+                      ("conversation", ("messages", "tools", "template_kwargs"))):  # fmt: skip
+        for name in names:
+            more = '"action": "open", ' if op == "conversation" else ""
+            worker.write(f'{{"id": "{name}", "op": "{op}", {more}"{name}": {deep}}}\n'.encode())
+            count += 1
+    events = [worker.next() for _ in range(count)]
+    assert {event["event"] for event in events} == {"error"} and {event["code"] for event in events} == {"line"}
+    assert levels > 1000 or [event["id"] for event in events].count(None) == 0
+    assert worker.ask(id="last", op="generate", prompt="ab", max_new_tokens=3)["result"]["finish_reason"]
+    assert not worker.errors
+
+
 @pytest.mark.slow
 def test_ten_thousand_damaged_lines(worker: Worker) -> None:
     check_fuzzed(worker, 10_000)

@@ -13,7 +13,7 @@ from openai import OpenAI
 from eagle_runtime import EagleModel, ToolUse
 from eagle_serve import Options
 from eagle_serve.server import serving
-from raw_http import post
+from raw_http import post, request
 
 PLACE = {"type": "string", "maxLength": 6}
 WEATHER: dict[str, Any] = {
@@ -157,6 +157,18 @@ def test_what_is_refused(fields: dict[str, Any], param: str, code: str, address:
     if code == "invalid_schema":
         said = "the parameters of tool 'f' cannot be followed (its keyword not has no grammar); correct them"
         assert reply.data["error"]["message"] == said
+
+
+@pytest.mark.parametrize("levels", [63, 64, 100, 500, 900, 10_000])
+def test_levels_of_arguments_and_schemas(levels: int, address: str) -> None:
+    deep = "[" * levels + "]" * levels
+    call = {"id": "x", "type": "function", "function": {"name": "clock", "arguments": '{"a": ' + deep + "}"}}
+    sent = [{"role": "assistant", "content": "", "tool_calls": [call]}, *MESSAGES]
+    answer = post(address, "/v1/chat/completions", {"messages": sent, "max_tokens": 1})
+    assert answer.status == (200 if levels < 64 else 400), answer
+    wanted = json.dumps({"messages": MESSAGES, "tools": TOOLS}).replace('"exact"', f'"a": {deep}, "exact"', 1).encode()
+    assert request(address, "POST", "/v1/chat/completions", body=wanted).code == "invalid_json"
+    assert post(address, "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}).status == 200
 
 
 def test_keywords_that_say_nothing_are_taken(address: str) -> None:

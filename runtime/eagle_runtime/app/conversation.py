@@ -171,7 +171,7 @@ class Conversation:
                 )
             new = [
                 {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"],
-                 "content": result if isinstance(result := results[call["id"]], str) else json.dumps(result)}
+                 "content": _text_of(results[call["id"]])}
                 for call in calls
             ]  # fmt: skip
             return self._answer([*self._messages, *new], dict(settings))
@@ -340,7 +340,7 @@ class Conversation:
                 past=saved.turns,
                 notes=saved.notes,
             )
-        except (ValueError, TypeError, KeyError, RequestError):
+        except (ValueError, TypeError, KeyError, RecursionError, RequestError):
             raise ConversationFileError(f"{path} holds messages that are not valid; {ADVICE}") from None
         chat.kv_note = saved.identity.difference(identity)
         if rows is not None and chat.kv_note is None:
@@ -405,3 +405,11 @@ def _copied(message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise RequestError(f"a message is {short_repr(message)}, but must be a dict with a role and content")
     return dict(message)
+
+
+def _text_of(result: Any) -> str:
+    """What a call has returned as the content of a message. Raises RequestError for what is neither text nor JSON."""
+    try:
+        return result if isinstance(result, str) else json.dumps(result)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"a result is not JSON ({error}); use text, numbers, lists and dicts") from None

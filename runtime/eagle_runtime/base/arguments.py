@@ -1,6 +1,7 @@
 """Checks of what callers pass: numbers of the right type and range, and how an error shows a wrong value.
 
-Booleans do not count as numbers; NumPy's numbers are accepted like Python's.
+Booleans do not count as numbers; NumPy's numbers are accepted like Python's. JSON from outside may be MOST_DEPTH levels
+deep: nobody writes deeper, and functions that call themselves for each level would run out of stack.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 import math
 import numbers
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, SupportsFloat, SupportsIndex, cast
 
 import numpy as np
 
 from eagle_runtime.base.errors import RequestError
 
+MOST_DEPTH = 64  # of objects and lists in each other; chosen
 _SHORT = reprlib.Repr()  # sizes chosen for one line of a terminal
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 4
@@ -29,6 +31,18 @@ def short_repr(value: object) -> str:
         return _SHORT.repr(value)
     except Exception:  # integers of thousands of digits, and objects whose repr fails
         return f"a {type(value).__name__} that cannot be shown"
+
+
+def is_deeper(value: object, most: int = MOST_DEPTH) -> bool:
+    """Returns whether dicts and lists stand in each other on more than `most` levels, as in one that holds itself."""
+    level = [value]
+    for _ in range(most + 1):
+        held = {id(part): part for part in level if not isinstance(part, str | int | float | None)}
+        whole = [part for part in held.values() if isinstance(part, Mapping | list | tuple)]
+        if not whole:
+            return False
+        level = [part for one in whole for part in (one.values() if isinstance(one, Mapping) else one)]
+    return True
 
 
 def checked_int(name: str, value: object, least: int, most: int | None = None) -> int:

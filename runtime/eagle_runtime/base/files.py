@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from eagle_runtime.base.arguments import short_repr
+from eagle_runtime.base.arguments import MOST_DEPTH, is_deeper, short_repr
 from eagle_runtime.base.errors import BundleError, EagleError
 
 MANIFEST_NAME = "eagle_config.json"
@@ -165,6 +165,8 @@ def parse_json(content: str | bytes, where: object, error: type[EagleError], adv
         raise error(f"{where} is not readable JSON ({problem}); {advice}") from None
     if not isinstance(data, dict):
         raise error(f"{where} does not hold a JSON object; {advice}")
+    if is_deeper(data):
+        raise error(f"{where} is not readable JSON (more than {MOST_DEPTH} levels deep); {advice}")
     return data
 
 

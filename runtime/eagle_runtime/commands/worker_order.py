@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle_runtime.app.settings import Settings
-from eagle_runtime.base.arguments import short_repr
+from eagle_runtime.base.arguments import MOST_DEPTH, is_deeper, short_repr
 from eagle_runtime.base.errors import ConstraintError, RequestError
 from eagle_runtime.sampling.constraint import Constraint
 from eagle_runtime.sampling.params import bias_of_json
@@ -74,6 +74,8 @@ def read_order(line: bytes) -> Order:
     number = isinstance(order_id, int) and not isinstance(order_id, bool) and abs(order_id) < 2**53
     if not number and not (isinstance(order_id, str) and len(order_id) <= LONGEST_ID):
         raise LineError(f"id is {short_repr(order_id)}, but must be a string or a whole number")
+    if is_deeper(data):
+        raise LineError(f"the line is more than {MOST_DEPTH} levels deep; make it flatter", order_id)
     op = data.pop("op", None)
     if not isinstance(op, str) or op not in ARGUMENTS:
         raise LineError(f"op is {short_repr(op)}, but must be one of {', '.join(ARGUMENTS)}", order_id)

@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from eagle_runtime.base.arguments import short_repr
+from eagle_runtime.base.arguments import MOST_DEPTH, is_deeper, short_repr
 from eagle_runtime.base.errors import ConstraintError
 from eagle_runtime.sampling.schemas import effective
 
-# Chosen; grammars.STACK suffices for so many bytes.
-MOST_BYTES = 64 * 1024  # of a schema, pattern or grammar in UTF-8
-MOST_DEPTH = 64  # of a schema's objects and lists in each other
+MOST_BYTES = 64 * 1024  # of a schema, pattern or grammar in UTF-8; chosen, grammars.STACK suffices for so many
 
 Kind = Literal["json_schema", "regex", "lark", "calls"]  # the last: a grammar in Lark that answer_grammar.py writes
 CONTENT = "content"  # by which a grammar around a constraint names it
@@ -54,7 +52,8 @@ class Constraint:
             data = json.loads(schema) if isinstance(schema, str) else schema
             if not isinstance(data, Mapping):
                 raise ConstraintError(f"the schema is {short_repr(schema)}, but must be a JSON object")
-            _check_depth(data)
+            if is_deeper(data):
+                raise RecursionError
             text = json.dumps(effective(dict(data)), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         except RecursionError:
             raise ConstraintError(f"the schema is more than {MOST_DEPTH} levels deep; make it flatter") from None
@@ -97,18 +96,3 @@ class Constraint:
 def lark_text(text: str) -> str:
     """Returns a text as it stands in a grammar in Lark, whose reader takes JSON's strings without the letter DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
-
-
-def _check_depth(data: object) -> None:
-    """Raises RecursionError for JSON that is more than MOST_DEPTH levels deep."""
-    level: list[Any] = [data]
-    for _ in range(MOST_DEPTH):
-        level = [
-            part
-            for whole in level
-            for part in (whole.values() if isinstance(whole, Mapping) else whole)
-            if isinstance(part, Mapping | list | tuple)
-        ]
-        if not level:
-            return
-    raise RecursionError

@@ -10,8 +10,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from eagle_runtime.base.arguments import MOST_DEPTH
 from eagle_runtime.base.errors import ConstraintError
-from eagle_runtime.sampling.constraint import MOST_DEPTH, lark_text
+from eagle_runtime.sampling.constraint import lark_text
 from eagle_runtime.sampling.schemas import COMBINING, OF_ARRAYS, OF_OBJECTS
 from eagle_runtime.sampling.tagged_grammar import impossible, key_pattern, members_of, schema_of, string_rules
 from eagle_runtime.text.call_formats import CallFormat

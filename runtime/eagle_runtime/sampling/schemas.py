@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from eagle_runtime.base.arguments import MOST_DEPTH
 from eagle_runtime.text.tools import Tool
 
 # Of llguidance. JSON outputs stand in one line with single spaces, as in templates: models that may add white space go
@@ -33,7 +34,6 @@ FORMATS = frozenset(
      "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer", "relative-json-pointer", "regex")
 )  # fmt: skip
 DIALECT = "json-schema.org/draft"  # in the name of every dialect that llguidance knows
-MOST_DEPTH = 64  # of schemas in each other that are looked through
 
 
 def effective(schema: Any, depth: int = 0) -> Any:

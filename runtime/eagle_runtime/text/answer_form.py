@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eagle_runtime.base.arguments import short_repr
+from eagle_runtime.base.arguments import MOST_DEPTH, is_deeper, short_repr
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.text.call_formats import CallFormat, format_named, recognised
 from eagle_runtime.text.channels import one_call_each
@@ -103,7 +103,10 @@ def _message(message: Message, form: CallFormat, knows_calls: bool, where: str) 
     if knows_calls:
         return {**result, "tool_calls": read}
     said = _said(result)
-    written = form.written([(call["function"]["name"], call["function"]["arguments"]) for call in read])
+    try:
+        written = form.written([(call["function"]["name"], call["function"]["arguments"]) for call in read])
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"{where}.tool_calls are not JSON ({error}); use text, numbers, lists and dicts") from None
     del result["tool_calls"]
     return {**result, "content": f"{said}{form.joint}{written}" if said else written}
 
@@ -134,6 +137,8 @@ def _call(call: Any, form: CallFormat, where: str) -> dict[str, Any]:
         raise RequestError(
             f"{where}.function.arguments is {short_repr(function['arguments'])}, but must be the JSON text of an object"
         )
+    if is_deeper(arguments):
+        raise RequestError(f"{where}.function.arguments is more than {MOST_DEPTH} levels deep; make it flatter")
     result = {**call, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
     if form.id_length is not None:
         result["id"] = _short_id(str(call.get("id", "")), form.id_length)

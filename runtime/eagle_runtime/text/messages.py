@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle_runtime.base.arguments import short_repr
+from eagle_runtime.base.arguments import MOST_DEPTH, short_repr
 from eagle_runtime.base.errors import TemplateError
 
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's reasoning; templates read the first
@@ -89,14 +89,16 @@ def cut_at_mark(prompt: str, final: str) -> str:
 
 def _data(value: Any, what: str) -> Any:
     try:
-        return _plain(value)
+        return _plain(value, MOST_DEPTH)
     except RecursionError:
-        raise TemplateError(f"{what} holds lists or dicts in each other without end; give text") from None
+        raise TemplateError(
+            f"{what} holds lists or dicts in each other without end, or more than {MOST_DEPTH}; make it flatter"
+        ) from None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, depth: int) -> Any:
     """Returns data as JSON types, so that a template meets no methods of other classes; an object of any other type
-    becomes "<its class>"."""
+    becomes "<its class>". Raises RecursionError for more than `depth` levels."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -105,15 +107,17 @@ def _plain(value: Any) -> Any:
         return int.__int__(value)
     if isinstance(value, float):
         return float.__float__(value)
-    if isinstance(value, Mapping):
-        return {_plain(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        items = [_plain(item) for item in value]
-        return items if isinstance(value, list) else tuple(items)
     if isinstance(value, np.generic):
-        return _plain(value.item())
+        return _plain(value.item(), depth)
+    if not depth:
+        raise RecursionError
+    if isinstance(value, Mapping):
+        return {_plain(key, depth - 1): _plain(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_plain(item, depth - 1) for item in value]
+        return items if isinstance(value, list) else tuple(items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: _plain(getattr(value, field.name), depth - 1) for field in dataclasses.fields(value)}
     if callable(getattr(value, "model_dump", None)):  # pydantic's models
-        return _plain(value.model_dump())
+        return _plain(value.model_dump(), depth - 1)
     return f"<{type(value).__name__}>"
