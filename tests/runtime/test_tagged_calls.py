@@ -125,6 +125,8 @@ VALUES: list[tuple[Any, list[Any], list[Any]]] = [
     ({"type": "string", "pattern": "^a|c$"}, [], []),
     ({"type": "string", "pattern": "^(a|c)$", "maxLength": 1}, ["a", "c"], ["b", "ac"]),
     ({"type": "string", "enum": ["ab", "abc", "b"], "minLength": 2}, ["ab", "abc"], ["b", "abcd"]),
+    ({"type": "string", "enum": ["ab", "abc", "b", ""], "pattern": "^a"}, ["ab", "abc"], ["b", "a", ""]),
+    ({"type": "string", "enum": ["ab/1", "x"], "pattern": "/", "minLength": 2}, ["ab/1"], ["x", "/"]),
     ({"enum": ["", "x"]}, ["", "x"], ["y"]),
     ({"type": "string", "format": "ipv4"}, ["10.0.0.255"], ["10.0.0.256", "10"]),
     ({"type": "string", "format": "password"}, ["anything"], []),
@@ -156,6 +158,12 @@ def test_values_follow_their_schema(name: str, schema: Any) -> None:
     for value in good:
         reader, _ = MODELS[name].read(form, form.format.written([("f", {"a": value})]))
         assert json.loads(reader.calls[0].arguments) == {"a": value}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_are_not_matched_with_backtracking(name: str) -> None:
+    """Which would not end for these, and nothing else would run meanwhile."""
+    assert accepts(name, one({"enum": ["a" * 60 + "!", "b"], "pattern": "^((a+)+|b)$"}), "b") == [True]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -194,6 +202,7 @@ def test_texts_that_models_write_otherwise() -> None:
         (one({}, anyOf=[{"required": ["b"]}, {}]), "have anyOf, which calls in the format glm4_5 cannot follow"),
         (one({"type": "string", "format": "regex"}), "have format 'regex', which calls"),
         (one({"type": "string", "pattern": "(?=a)"}), r"of tool 'f' cannot be followed \(regex: look-around"),
+        (one({"enum": ["a"], "pattern": "(" * 300 + ")" * 300}), r"of tool 'f' cannot be followed \(regex: exceed"),
         (one({"type": "array", "uniqueItems": True}), r"cannot be followed \(its keyword uniqueItems has no grammar"),
         (one({"type": "string", "maxLength": "1}"}), "have maxLength, which calls"),
         (one({"type": "string", "minLength": -1}), "have a length below 0, which calls"),

@@ -163,8 +163,13 @@ def string_rules(
         values = string.get("enum")
         pattern, follows = _pattern(string, close, refuse), _checks(string)
         if isinstance(values, list):
-            texts += [value for value in values if value and close not in value and follows(value)]
-            if "" in values and follows(""):
+            fitting = [value for value in values if close not in value and follows(value)]
+            if pattern is not None and "pattern" in string and any(fitting):  # the grammar finds those that match
+                options.append(f"PATTERN{name.upper()}N{len(rules)} {end}")
+                rules[options[-1].split()[0]] = f"({' | '.join(map(lark_text, filter(None, fitting)))}) & {pattern}"
+                continue
+            texts += filter(None, fitting)
+            if "" in fitting:
                 options.append(end)
             continue
         text = f"{'PATTERN' if 'pattern' in string else 'TEXT'}{name.upper()}N{len(rules)}"
@@ -248,18 +253,11 @@ def _pattern(schema: Mapping[str, Any], close: str, refuse: Callable[[str], None
 
 
 def _checks(schema: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Whether a value of an enum follows the other keywords too."""
-    least, most, pattern = schema.get("minLength"), schema.get("maxLength"), schema.get("pattern")
-
-    def follows(value: str) -> bool:
-        if (isinstance(least, int) and len(value) < least) or (isinstance(most, int) and len(value) > most):
-            return False
-        try:
-            return not isinstance(pattern, str) or re.search(pattern, value) is not None
-        except re.error:
-            return True
-
-    return follows
+    """Whether a value of an enum has a length that is allowed."""
+    least, most = schema.get("minLength"), schema.get("maxLength")
+    return lambda value: (
+        not ((isinstance(least, int) and len(value) < least) or (isinstance(most, int) and len(value) > most))
+    )
 
 
 def whole_pattern(pattern: str) -> str | None:
