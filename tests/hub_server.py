@@ -198,12 +198,13 @@ class Handler(BaseHTTPRequestHandler):
 class serving:  # noqa: N801  (a context manager, named as what it does)
     """Serves a hub for the length of a block, and sets its endpoint."""
 
-    def __init__(self, hub: Hub) -> None:
-        self.hub = hub
+    def __init__(self, hub: Hub, port: int = 0) -> None:
+        """port: 0 takes a free one."""
+        self.hub, self.port = hub, port
 
     def __enter__(self) -> Hub:
         handler = type("BoundHandler", (Handler,), {"hub": self.hub})
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), handler)
         self.server.daemon_threads = True
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.hub.endpoint = f"http://127.0.0.1:{self.server.server_address[1]}"

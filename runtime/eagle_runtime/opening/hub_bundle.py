@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -22,6 +23,8 @@ from eagle_runtime.bundle.manifest import MANIFEST_NAME
 
 ID = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
 EXTRA = "a bundle of the hub needs huggingface_hub; pip install 'eagle-edge[hub]'"
+# Seconds for which a hub that refuses connections is asked, and between two times; chosen, as what somebody waits for.
+REACH_S, PAUSE_S = 2.0, 0.5
 log = logging.getLogger(__name__)
 
 
@@ -36,11 +39,32 @@ def bundle_folder(bundle: str | Path) -> Path:
     with _errors(str(bundle)):
         from huggingface_hub import hf_hub_download
 
+        _reach(name, revision)
         folder = Path(hf_hub_download(name, MANIFEST_NAME, revision=revision)).parent  # named by its commit
         for file in _listed(folder / MANIFEST_NAME):
             hf_hub_download(name, file, revision=folder.name)
     log.info("%s is the bundle at commit %s, in %s", bundle, folder.name, folder)
     return folder
+
+
+def _reach(name: str, revision: str | None) -> None:
+    """Asks the hub for a manifest that is not in the cache, for REACH_S seconds where it refuses the connection. Raises
+    the errors of huggingface_hub, whose downloads try for half a minute before they say that there is no network."""
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+    cached = try_to_load_from_cache(name, MANIFEST_NAME, revision=revision)
+    if constants.HF_HUB_OFFLINE or isinstance(cached, str):
+        return
+    url, end = hf_hub_url(name, MANIFEST_NAME, revision=revision), time.monotonic() + REACH_S
+    while True:
+        try:
+            get_hf_file_metadata(url)
+        except Exception as error:
+            if type(error).__name__ != "ConnectError" or time.monotonic() > end:
+                raise
+            time.sleep(PAUSE_S)
+        else:
+            return
 
 
 def _listed(manifest: Path) -> list[str]:
@@ -79,5 +103,6 @@ def _errors(name: str) -> Iterator[None]:
         if not type(error).__module__.startswith(("huggingface_hub", "httpx")) and not isinstance(error, OSError):
             raise
         raise BundleError(
-            f"{name} is not a folder here, and the hub does not give it ({first_line(error)}); try again"
+            f"{name} is not a folder here, and the hub does not give it ({first_line(error)}); check name and network, "
+            "and try again"
         ) from None
