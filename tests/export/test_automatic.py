@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -245,9 +246,19 @@ def test_a_long_export_says_before_its_weights_are_rounded_that_its_kl_will_be_t
     assert done.manifest.target.graph.recipe == read_manifest(other).target.graph.recipe
 
 
+def test_any_agreement_takes_the_narrowest_grids_and_all_of_it_the_widest(tmp_path: Path) -> None:
+    settings = Settings(precision="auto", max_kl=1000)
+    least, most = (export(TARGET, None, tmp_path / str(at), replace(settings, min_agreement=at)) for at in (0, 1))
+    assert {each.chosen for each in least.sensitivities} == {0}
+    assert all(each.choice.kl == min(option.kl for option in each.options) for each in most.sensitivities)
+    assert least.manifest.certificate is not None and most.manifest.certificate is not None
+    assert least.manifest.certificate.kl > most.manifest.certificate.kl
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["-p", "auto", "--min-agreement", "nan"], "the agreement is nan, but must be between 0 and 1"),
         (["-p", "auto"], "chooses layers by a size or a least agreement; give one of them"),
         (["-p", "int4", "--size", "5GB"], "belongs to precision auto, not int4"),
         (["-p", "auto", "--min-agreement", "98"], "the agreement is 98, but must be between 0 and 1"),

@@ -84,7 +84,7 @@ def checked_budget(precision: str, agreement: float | None, size: int | None) ->
         raise ExportError(f"a size to choose layers by belongs to precision {AUTO}, not {precision}")
     if precision == AUTO and (agreement, size) == (None, None):
         raise ExportError(f"precision {AUTO} chooses layers by a size or a least agreement; give one of them")
-    if agreement is not None and not 0 < agreement < 1:
+    if agreement is not None and not 0 <= agreement <= 1:  # also false for NaN
         raise ExportError(f"the agreement is {agreement:g}, but must be between 0 and 1")
     if size is not None and size < 1:
         raise ExportError(f"the size is {size} bytes, but must be 1 or more")
