@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,7 +25,7 @@ from eagle_runtime.base.errors import RequestError
 from eagle_tools.bench import main
 from eagle_tools.bench.peer_rows import PASS_ROWS, passes_table
 from eagle_tools.bench.peers import check_peers, load_peers
-from eagle_tools.peers.convert import Converted, convert
+from eagle_tools.peers.convert import PACKAGES, Converted, convert
 from eagle_tools.peers.engine import (
     ALL_FORMATS,
     FORMATS,
@@ -165,6 +166,28 @@ def test_a_gguf_file_is_a_source_for_llama_cpp_alone(tmp_path: Path) -> None:
     damaged.write_bytes(b"none")
     with pytest.raises(RequestError, match=r"none\.gguf"):
         open_source(damaged)
+
+
+def test_two_conversions_at_once_do_not_read_what_the_other_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second runs from beginning to end while the first quantises."""
+    source, form = open_source(GOLDEN / "target"), format_of("llama.cpp/q8_0")
+    others: list[Converted] = []
+
+    def quantise(plain: Path, out: Path, name: str, threads: int) -> None:
+        if not others:
+            others.append(Converted(form, out, 0))
+            others[:] = convert(source, [form], tmp_path, 1, lambda line: None)
+        shutil.copy(plain, out)
+
+    monkeypatch.setattr("eagle_tools.peers.quantise.quantise", quantise)  # llama.cpp itself may be missing
+    monkeypatch.setitem(PACKAGES, LLAMA_CPP, "numpy")
+    (left := tmp_path / source.digest() / "making-left").mkdir(parents=True)
+    os.utime(left, (0, 0))
+    made = convert(source, [form], tmp_path, 1, lambda line: None)
+    assert made == others and len(GGUFReader(made[0].path).tensors) == len(source.tensors())
+    assert [path.name for path in left.parent.iterdir()] == [made[0].path.parent.name]
 
 
 def test_formats_have_names_and_a_missing_package_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
