@@ -9,31 +9,31 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
-import torch
 from filelock import FileLock
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from eagle_export.graphs import head_modules, pair
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
 from eagle_runtime.commands.interrupts import STOP_SIGNALS
 from eagle_runtime.ort.operators import native_operators
-from trace_memory import TraceMemory
+
+if TYPE_CHECKING:  # fixtures import torch: the process that hands out tests to workers needs none of it
+    from trace_memory import TraceMemory
 
 # Of tests of the native operators: they need eagle-edge-kernels, which `make kernels` builds.
 needs_operators = pytest.mark.skipif(native_operators().library is None, reason=native_operators().reason)
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # some tests import it themselves
 # There is a worker per core: a second thread in each waits for a core by spinning on it, which makes a test take up to
-# five times as long. Workers and the programs that tests start take the number from here; see also one_thread.
+# five times as long. Workers, torch in them and the programs that tests start take the number from here; see also
+# one_thread.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 # A machine that is busy with other work fails no test.
 hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -148,9 +148,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def trace_memory(shared: Path) -> Iterator[TraceMemory]:
     """Exports by the tests of this run trace equal modules once, as do runs that are given one folder of traces."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    from eagle_export.graphs import head_modules, pair
+    from trace_memory import TraceMemory
+
     folder = Path(os.environ.get("EAGLE_TRACES") or shared / "traces")
     folder.mkdir(exist_ok=True)
     memory = TraceMemory(folder)
@@ -160,6 +165,13 @@ def trace_memory(shared: Path) -> Iterator[TraceMemory]:
         for module, name in ((pair, "trace_target"), (head_modules, "trace_draft"), (head_modules, "trace_ahead")):
             patch.setattr(module, name, memory.around(getattr(module, name)))
         yield memory
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _traces(request: pytest.FixtureRequest) -> None:
+    """Tests of operators alone do not wait for torch."""
+    if "eagle_export.graphs.pair" in sys.modules:
+        request.getfixturevalue("trace_memory")
 
 
 @pytest.fixture
@@ -177,7 +189,7 @@ def golden() -> Path:
 
 
 @pytest.fixture(scope="session")
-def bundle_of(shared: Path) -> Callable[..., Path]:
+def bundle_of(shared: Path, trace_memory: TraceMemory) -> Callable[..., Path]:
     """kind of head, or "alone", precision (fp32) -> bundle of the golden pair, of its target alone, or with a recorded
     block head, exported by the first worker that asks. A precision of the target may be followed by "+int8 cache"."""
 
@@ -253,7 +265,7 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def text_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text_bundle(tmp_path_factory: pytest.TempPathFactory, trace_memory: TraceMemory) -> Path:
     """The golden pair with a tokenizer of its vocabulary's ASCII, a token of other characters, and a chat template."""
     from tokenizers import Tokenizer
 
