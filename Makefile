@@ -56,8 +56,11 @@ lint-kernels: setup
 # Their tests with a library that ends the process at the first access out of bounds and at what C++ leaves undefined
 # (AddressSanitizer, UndefinedBehaviorSanitizer; of GCC), some thousand inputs that do not fit among them. A minute.
 SANITIZERS = $(shell c++ -print-file-name=libasan.so) $(shell c++ -print-file-name=libubsan.so)
-sanitize: setup
+.sanitized/.built: .venv/.installed $(wildcard kernels/*.* kernels/*/*.*)
 	@$(BIN)/python -m pip install --quiet --upgrade --target .sanitized ./kernels -C cmake.define.SANITIZE=ON -C install.strip=false
+	@touch $@
+
+sanitize: .sanitized/.built
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 LD_PRELOAD="$(SANITIZERS)" PYTHONPATH=$(CURDIR)/.sanitized $(QUICK) tests/kernels -k "not small"
 
 # Wheels of the native operators for six systems, in dist; then the operators on ARM64 and on Windows, by emulation
