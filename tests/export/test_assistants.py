@@ -157,9 +157,9 @@ def test_drafts_change_no_token(
 
 
 @needs_operators
-@pytest.mark.parametrize("name", [SHARING, ALONE])
+@pytest.mark.parametrize(("name", "ordered"), [(SHARING, True), (ALONE, False)])
 def test_texts_that_share_passes_are_those_of_requests_alone(
-    name: str, bundles: Callable[[str, bool, str], Path], monkeypatch: pytest.MonkeyPatch
+    name: str, ordered: bool, bundles: Callable[[str, bool, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of layers of two shapes, each of which finds the caches of its own; texts are shorter and longer than the window,
     and of several lengths, so that caches grow at different times."""
@@ -185,7 +185,7 @@ def test_texts_that_share_passes_are_those_of_requests_alone(
             (3, 0.0, None), (90, 0.8, None), (14, 0.0, "vanilla"), (41, 0.9, "lookup"), (9, 1.0, "eagle"),
         )
     ]  # fmt: skip
-    with EagleModel.load(bundles(name, False, "int8"), backend="native", threads=1) as model:
+    with EagleModel.load(bundles(name, ordered, "int8"), backend="native", threads=1) as model:
         alone = [model.generate(**request).token_ids for request in requests]
         texts = {number: piece.result for number, piece in model.batch(requests, width=4) if piece.result is not None}
     assert [texts[number].token_ids for number in range(len(requests))] == alone

@@ -24,9 +24,11 @@ from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD
 from eagle_export.reading.families.registry import check_config, family_of, read_config
 from eagle_export.reading.families.source import load_source
 from eagle_export.reading.families.target import open_target
+from eagle_export.writing.pair_checks import unreadable_templates
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel, RequestError
 from eagle_runtime.base.files import MANIFEST_NAME
+from eagle_runtime.text.tokenizer import Text
 from export_workplace import configure, edit, make_target
 from systems import read_tensors
 from tiny_families import ROWS, save_source
@@ -148,6 +150,18 @@ def test_an_adapter_beside_a_whole_model_is_left_out_with_a_warning(tmp_path: Pa
     assert "an adapter lies next to the model" in note and "merge_and_unload" in note
 
 
+def test_templates_that_cannot_be_read_are_told_at_export(tmp_path: Path) -> None:
+    shutil.copyfile(GOLDEN / "byte_tokenizer.json", tmp_path / "tokenizer.json")
+    chat, tools = tmp_path / "chat_template.jinja", tmp_path / "chat_template.tool_use.jinja"
+    assert unreadable_templates(Text(tmp_path)) == []
+    chat.write_text("{% if x %}\n{% endfor %}")
+    (note,) = unreadable_templates(Text(tmp_path))
+    assert note.startswith(f"{chat} is not a template that can be read (line 2: ")
+    tools.write_text("{{ messages")
+    notes = unreadable_templates(Text(tmp_path))
+    assert [str(path) in note for path, note in zip((chat, tools), notes, strict=True)] == [True, True]
+
+
 def test_tokens_without_rows_are_told_at_export_and_named_in_prompts(tmp_path: Path) -> None:
     """As Gemma-3's text models have one, and models with tokens that were added without new rows."""
     content = json.loads((GOLDEN / "byte_tokenizer.json").read_text(encoding="utf-8"))
@@ -158,7 +172,9 @@ def test_tokens_without_rows_are_told_at_export_and_named_in_prompts(tmp_path: P
     flags = dict.fromkeys(("normalized", "single_word", "lstrip", "rstrip"), False)
     content["added_tokens"].append({"id": rows, "content": "<image>", "special": True, **flags})
     (target / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    (target / "chat_template.jinja").write_text("{{")
     done = export(target, None, tmp_path / "bundle", Settings(certify=False))
+    assert any("chat_template.jinja is not a template that can be read" in w for w in done.warnings)
     assert any(
         "its tokenizer has the token '<image>' (id 131) for which the model has no row" in w for w in done.warnings
     )

@@ -71,8 +71,8 @@ WRONG = {
     "{{ messages[1].content.strip() }}": "refuses the messages: 'dict object' has no attribute 'content'",
     "{{ messages[0].content + 'x' }}": "fails on the messages (TypeError: ",
     "{{ 1 / 0 }}": "fails on the messages (ZeroDivisionError: ",
-    "{% for m in messages %}": "refuses the messages: ",
-    "{{ messages | nosuch }}": "refuses the messages: No filter named 'nosuch'",
+    "{% for m in messages %}": "is not a template that can be read (line 1: Unexpected end of template",
+    "{{ messages | nosuch }}": "is not a template that can be read (line 1: No filter named 'nosuch'",
     "{% for m in 5 %}{% endfor %}": "fails on the messages (TypeError: 'int' object is not iterable",
     "{{ messages[1].tool_calls[5].name.x }}": "refuses the messages: ",
 }

@@ -12,6 +12,8 @@ from eagle_export.reading.reconcile import rowless_note
 from eagle_export.recipes.as_stored import FOUR_BITS
 from eagle_export.recipes.int8_cache import MOST
 from eagle_export.recipes.plan import routes_experts
+from eagle_runtime.base.errors import TemplateError
+from eagle_runtime.text.tokenizer import Text
 
 SEVERAL_SHAPES = "layers with keys of several shapes"
 
@@ -55,6 +57,7 @@ def notes_on(pair: Pair, backend: str) -> list[str]:
     notes = [*pair.target.notes, *pair.generation.notes]
     if (rowless := rowless_note(pair.target, pair.text, int(pair.config.vocab_size))) is not None:
         notes.append(rowless)
+    notes += unreadable_templates(pair.text)
     if pair.family.experts is not None and not routes_experts(backend):
         notes.append(
             f"all {pair.family.experts.count(pair.config)} experts of a layer are computed for every row, not only "
@@ -63,6 +66,17 @@ def notes_on(pair: Pair, backend: str) -> list[str]:
     if (left_out := left_out_note(pair)) is not None:
         notes.append(left_out)
     return notes
+
+
+def unreadable_templates(text: Text) -> list[str]:
+    """Returns what is wrong with chat templates that the runtime cannot read."""
+    found: dict[str, None] = {}
+    for tools in (False, True) if text.chat else ():
+        try:
+            text.template(tools=tools)
+        except TemplateError as error:
+            found[f"{error}; until then the bundle takes no chats"] = None
+    return list(found)
 
 
 def rounded_again(target: Checkpoint, backend: str, precision: str) -> list[str]:

@@ -91,6 +91,24 @@ class Text:
         except UnicodeDecodeError as error:
             raise BundleError(f"{path} cannot be read as UTF-8 text ({error}); export the bundle again") from None
 
+    def template(self, *, tools: bool) -> ChatTemplate:
+        """The chat template, ready to render. Raises what template_source raises, and TemplateError for one that is not
+        Jinja."""
+        path, source = self._template_of(tools)[0], self.template_source(tools=tools)
+        if source not in self._compiled:
+            from jinja2 import TemplateSyntaxError
+
+            from eagle_runtime.text.chat_template import ChatTemplate
+
+            try:
+                self._compiled[source] = ChatTemplate(source)
+            except Exception as error:  # Jinja's, or of Python's compiler, which has limits of its own
+                where = f"line {error.lineno}: " if isinstance(error, TemplateSyntaxError) else ""
+                raise TemplateError(
+                    f"{path} is not a template that can be read ({where}{first_line(error)}); correct it"
+                ) from None
+        return self._compiled[source]
+
     def _template_of(self, tools: bool) -> tuple[Path, bytes | None]:
         """Path and content of a template."""
         if tools and self._tool_template is not None:
@@ -168,9 +186,10 @@ class Text:
         instead, for an answer that goes on with it. Raises TemplateError naming the template, whatever goes wrong in
         it, and BundleError for a broken tokenizer_config.json."""
         path, source = self._template_of(bool(tools))[0], self.template_source(tools=bool(tools))
+        template = self.template(tools=bool(tools))
         from jinja2 import TemplateError as JinjaError
 
-        from eagle_runtime.text.chat_template import ChatTemplate, OverrunError
+        from eagle_runtime.text.chat_template import OverrunError
         from eagle_runtime.text.messages import cut_at_mark, keyword_data, mark_end, message_data, tool_data
 
         variables = {
@@ -183,9 +202,7 @@ class Text:
         }
         final = mark_end(variables["messages"], source) if continue_final else None
         try:
-            if source not in self._compiled:
-                self._compiled[source] = ChatTemplate(source)
-            prompt = self._compiled[source].render(variables)
+            prompt = template.render(variables)
         except OverrunError as error:
             raise TemplateError(f"{path} was stopped: {error}; correct the template") from None
         except JinjaError as error:
