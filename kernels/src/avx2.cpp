@@ -9,6 +9,7 @@ namespace {
 #include "attention.inl"
 
 constexpr bool SIGNED = true;  // levels of eight bits
+constexpr bool PUTS_APART = true;
 #include "x86.inl"
 
 // Compilers that reorder the integer additions keep every product in a register of its own, and run out of them.
@@ -27,18 +28,20 @@ INLINE Ints dots(Ints sums, Ints levels, Ints four) {
 #include "dots.inl"
 
 // Levels of four bits, as they are: products of 4 * GROUPS inputs are added up in 16 bits, which 8 * 2 * 15 * 127 fits.
-template <int R>
-struct Block<R, 4> {
+template <int R, bool APART>
+struct Block<R, 4, APART> {
   INLINE static Ints levels(const uint8_t* p) {
+    if (APART) return four_levels<8>(p);
     const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), low = _mm256_set1_epi8(15);
     return {_mm256_and_si256(v, low), _mm256_and_si256(_mm256_srli_epi16(v, 4), low)};
   }
   template <int GROUPS, class Before, class After>
   INLINE static void add_groups(Cursor& at, int64_t step, Before before, After after) {
+    constexpr int READ = APART ? 64 : 32;           // bytes of the levels of four inputs
     const __m256i sixteen = _mm256_set1_epi16(16);  // what levels are times, as their zero levels are
     Ints a[R];
     UNROLLED for (int j = 0; j < GROUPS; j++) {
-      const Ints w = levels(at.levels + 32 * j);
+      const Ints w = levels(at.levels + READ * j);
       if (j % 2 == 0) __builtin_prefetch(at.ahead + 32 * j);
       UNROLLED for (int r = 0; r < R; r++) {
         const __m256i x = each(at.x + (j * R + r) * 4).a;
@@ -49,7 +52,7 @@ struct Block<R, 4> {
         IN_ORDER(a[r].b);
       }
     }
-    at.levels += 32 * GROUPS, at.ahead += GROUPS / 4 * step, at.x += 4 * GROUPS * R;
+    at.levels += READ * GROUPS, at.ahead += GROUPS / 4 * step, at.x += 4 * GROUPS * R;
     UNROLLED for (int r = 0; r < R; r++) {
       const Ints sum = before(r);
       after(r, Ints{_mm256_add_epi32(sum.a, _mm256_madd_epi16(a[r].a, sixteen)),
@@ -73,7 +76,7 @@ struct Block<R, 4> {
 #include "tile.inl"
 }  // namespace
 
-const Kernels avx2_kernels = {"avx2",  true,    TILE_ROWS, before, quantise,  product,
-                              prepare, scratch, part,      join,   whole_rows};
+const Kernels avx2_kernels = {"avx2",  true,    PUTS_APART, TILE_ROWS, before, quantise,
+                              product, prepare, scratch,    part,      join,   whole_rows};
 }  // namespace eagle
 #endif

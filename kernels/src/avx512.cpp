@@ -9,12 +9,13 @@ namespace {
 #include "attention.inl"
 
 constexpr bool SIGNED = false;  // levels of eight bits
+constexpr bool PUTS_APART = false;
 #include "x86.inl"
 #include "dots.inl"
 #include "tile.inl"
 }  // namespace
 
-const Kernels avx512_kernels = {"avx512", false,   TILE_ROWS, before, quantise,  product,
-                                prepare,  scratch, part,      join,   whole_rows};
+const Kernels avx512_kernels = {"avx512", false,   PUTS_APART, TILE_ROWS, before, quantise,
+                                product,  prepare, scratch,    part,      join,   whole_rows};
 }  // namespace eagle
 #endif

@@ -9,6 +9,7 @@ namespace {
 #include "attention.inl"
 
 constexpr bool SIGNED = false;  // levels of eight bits
+constexpr bool PUTS_APART = false;
 #include "x86.inl"
 
 INLINE Ints dots(Ints sums, Ints levels, Ints four) {
@@ -18,7 +19,7 @@ INLINE Ints dots(Ints sums, Ints levels, Ints four) {
 #include "tile.inl"
 }  // namespace
 
-const Kernels vnni_kernels = {"vnni",  false,   TILE_ROWS, before, quantise,  product,
-                              prepare, scratch, part,      join,   whole_rows};
+const Kernels vnni_kernels = {"vnni",  false,   PUTS_APART, TILE_ROWS, before, quantise,
+                              product, prepare, scratch,    part,      join,   whole_rows};
 }  // namespace eagle
 #endif

@@ -4,7 +4,7 @@
 //   four_levels<BITS>(p)      levels of four inputs, those of four bits times 16, as their zero levels are
 //   dots(sums, levels, four)  sums + products with a row's four inputs
 
-template <int R, int BITS>
+template <int R, int BITS, bool>
 struct Block {
   template <class Fold>
   TARGET INLINE static void add(int64_t inputs, int64_t step, Cursor& at, Fold fold) {

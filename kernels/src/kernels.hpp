@@ -46,6 +46,7 @@ struct Before {
 // A panel of a weight and some rows, quantised, that are multiplied by it.
 struct Tile {
   const uint8_t *levels, *meta;  // of the panel
+  bool apart;                    // whether levels of four bits have a byte each, in the places of those of eight
   int64_t block, blocks;         // inputs of a block, blocks
   const int8_t* x;               // four inputs of row 0, of row 1, ..., then the next four
   const float* scales;           // [rows, blocks]
@@ -103,6 +104,7 @@ struct Attention {
 struct Kernels {
   const char* name;
   bool signed_levels;  // 8-bit levels are stored minus 128
+  bool puts_apart;     // whether levels of four bits are put apart for many rows
   int tile_rows;       // of a tile, at most
   // activation(x) * up, or x / root(mean(x^2) + epsilon) * norm, of n values, a multiple of 8.
   void (*before)(const Before& step, const float* x, const float* up, int64_t n, float* out);

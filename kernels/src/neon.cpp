@@ -20,6 +20,7 @@ namespace {
 #include "attention.inl"
 
 constexpr int TILE_ROWS = 4;
+constexpr bool PUTS_APART = false;
 struct Ints {
   int32x4_t v[4];
 };
@@ -75,7 +76,7 @@ INLINE void write(float* p, Floats v) { store(p, v.a), store(p + 8, v.b); }
 #include "tile.inl"
 }  // namespace
 
-const Kernels neon_kernels = {"neon",  true,    TILE_ROWS, before, quantise,  product,
-                              prepare, scratch, part,      join,   whole_rows};
+const Kernels neon_kernels = {"neon",  true,    PUTS_APART, TILE_ROWS, before, quantise,
+                              product, prepare, scratch,    part,      join,   whole_rows};
 }  // namespace eagle
 #endif

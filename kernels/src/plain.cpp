@@ -34,5 +34,6 @@ void product(const Tile& t, int bits, int rows) {
 }
 }  // namespace
 
-const Kernels plain_kernels = {"plain", false, 4, before, quantise, product, prepare, scratch, part, join, whole_rows};
+const Kernels plain_kernels = {"plain", false,   false,   4,    before, quantise,
+                               product, prepare, scratch, part, join,   whole_rows};
 }  // namespace eagle

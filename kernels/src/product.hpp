@@ -63,6 +63,6 @@ int64_t pieces_of_inputs(const Work& work);          // that `read_tiles` has
 
 // Phases of a pass: they quantise inputs, and multiply panels first .. last - 1, all weights' one after the other.
 void read_tiles(const void* work, int64_t first, int64_t last, uint8_t* scratch);
-void multiply(const void* work, int64_t first, int64_t last, uint8_t*);
+void multiply(const void* work, int64_t first, int64_t last, uint8_t* scratch);
 
 }  // namespace eagle

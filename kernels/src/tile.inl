@@ -1,6 +1,7 @@
 // Products of a tile. Included once per instruction set, after what it has for sixteen columns:
 //
 //   TILE_ROWS                   rows that registers have room for
+//   PUTS_APART                  whether Block<R, 4, true> is for levels that are put apart
 //   Ints, Floats                a number of each column
 //   each(p)                     the same four bytes for every column
 //   Block<R, BITS>::add         the sums of a block, see dots.inl
@@ -11,7 +12,7 @@
 //   folded(sums, steps, scale, f)  fma(float(sums), steps * scale, f)
 //   write(p, v)
 
-template <int R, int BITS>
+template <int R, int BITS, bool APART>
 TARGET __attribute__((noinline)) void tile(const Tile& t) {
   Cursor at = {t.levels, t.ahead, t.x};
   Floats f[R];
@@ -24,18 +25,19 @@ TARGET __attribute__((noinline)) void tile(const Tile& t) {
       sum = plus(sum, times(zero_levels<BITS>(meta + 32), each(t.sums + r * t.blocks + b)));
       f[r] = folded(sum, steps, BITS == 4 ? scale * 0.0625f : scale, f[r]);
     };
-    Block<R, BITS>::add(t.block, t.step, at, fold);
+    Block<R, BITS, APART>::add(t.block, t.step, at, fold);
   }
   UNROLLED for (int r = 0; r < R; r++) write(t.y + r * t.stride, f[r]);
 }
 
-template <int BITS, int R = 1>
+template <int BITS, bool APART = false, int R = 1>
 void tile_of(const Tile& t, int rows) {
-  if (rows == R) return tile<R, BITS>(t);
-  if constexpr (R < TILE_ROWS) tile_of<BITS, R + 1>(t, rows);
+  if (rows == R) return tile<R, BITS, APART>(t);
+  if constexpr (R < TILE_ROWS) tile_of<BITS, APART, R + 1>(t, rows);
 }
 
 void product(const Tile& t, int bits, int rows) {
-  if (bits == 4) tile_of<4>(t, rows);
-  else tile_of<8>(t, rows);
+  if (bits == 8) tile_of<8>(t, rows);
+  else if (PUTS_APART && t.apart) tile_of<4, PUTS_APART>(t, rows);
+  else tile_of<4>(t, rows);
 }

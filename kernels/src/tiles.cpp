@@ -5,8 +5,10 @@
 
 namespace eagle {
 namespace {
-constexpr int64_t EARLY = 4096;  // bytes of weights between those that are read and those that are fetched
-constexpr int64_t CHUNK = 256;   // inputs of a row that one thread quantises: blocks have no more
+constexpr int64_t EARLY = 4096;    // bytes of weights between those that are read and those that are fetched
+constexpr int64_t APART = 8;       // tiles for which levels are put apart
+constexpr int64_t NEAR = 1 << 18;  // bytes of quantised rows that a cache holds while panels are multiplied by them
+constexpr int64_t CHUNK = 256;     // inputs of a row that one thread quantises: blocks have no more
 
 struct Part {  // of the rows: those of a tile
   int64_t first;
@@ -40,22 +42,41 @@ void read_tile(const Work& all, int64_t t, int n, const Input& in, int64_t first
   }
 }
 
-// Panels first .. last - 1 of one weight for all rows. bias: [N] to add, or null; added: [rows, N] to add then, or null.
-void panels(const Kernels& kernels, const Weight& w, const Input& in, int64_t rows, int64_t first, int64_t last,
-            const float* bias, const float* added, float* y) {
-  const int64_t tiles = tiles_of(rows, kernels), bytes = w.panel_bytes();
+// Tiles whose rows stay near while several panels are multiplied by them.
+int64_t tiles_near(const Input& in, const Kernels& kernels) {
+  const int64_t tiles = NEAR / (kernels.tile_rows * in.row_bytes());
+  return tiles > APART ? tiles : APART;
+}
+
+// Whether a panel's levels of four bits are put apart once for all tiles, each of which would do so otherwise.
+bool are_apart(const Kernels& kernels, const Weight& w, int64_t tiles) {
+  return kernels.puts_apart && w.bits == 4 && tiles >= APART;
+}
+void put_apart(const uint8_t* levels, int64_t bytes, uint8_t* out) {
+  for (int64_t i = 0; i < bytes; i += 32, out += 64)  // of four inputs: columns 0 to 7, and 8 to 15
+    for (int j = 0; j < 32; j++) out[j] = levels[i + j] & 15, out[32 + j] = levels[i + j] >> 4;
+}
+
+// Panels first .. last - 1 of one weight for some tiles of rows. bias: [N] to add, or null; added: [rows, N] to add then,
+// or null. scratch: for levels that are put apart.
+void panels(const Kernels& kernels, const Weight& w, const Input& in, int64_t rows, int64_t begin, int64_t end,
+            int64_t first, int64_t last, const float* bias, const float* added, float* y, uint8_t* scratch) {
+  const int64_t tiles = tiles_of(rows, kernels), bytes = w.panel_bytes(), count = end - begin;
+  const bool apart = are_apart(kernels, w, count);
   float edge[MOST_ROWS * PANEL];
   for (int64_t panel = first; panel < last; panel++) {
     const int64_t column = panel * PANEL;
     const bool whole = column + PANEL <= w.columns;
     const int64_t real = whole ? PANEL : w.columns - column;
     const uint8_t *levels = w.levels + panel * bytes, *meta = w.meta + panel * w.blocks * META;
-    for (int64_t tile = 0; tile < tiles; tile++) {
+    if (apart) put_apart(levels, bytes, scratch);
+    for (int64_t tile = begin; tile < end; tile++) {
       const auto [t, n] = rows_of(tile, tiles, rows);
       float* out = y + t * w.columns + column;
-      const uint8_t* ahead = levels + (tiles == 1 ? EARLY : bytes + bytes * tile / tiles);
-      const Tile job = {levels,
+      const uint8_t* ahead = levels + (count == 1 ? EARLY : bytes + bytes * (tile - begin) / count);
+      const Tile job = {apart ? scratch : levels,
                         meta,
+                        apart,
                         w.block,
                         w.blocks,
                         in.values + t * in.row_bytes(),
@@ -64,7 +85,7 @@ void panels(const Kernels& kernels, const Weight& w, const Input& in, int64_t ro
                         whole ? out : edge,
                         whole ? w.columns : PANEL,
                         ahead,
-                        128 / tiles};
+                        128 / count};
       kernels.product(job, w.bits, n);
       for (int r = 0; r < n; r++, out += w.columns) {
         if (!whole) memcpy(out, edge + r * PANEL, static_cast<size_t>(real) * 4);
@@ -90,14 +111,16 @@ void read_tiles(const void* work, int64_t from, int64_t to, uint8_t* scratch) {
 }
 
 // Panels first .. last - 1, those of all weights being numbered one after the other.
-void multiply(const void* work, int64_t first, int64_t last, uint8_t*) {
+void multiply(const void* work, int64_t first, int64_t last, uint8_t* scratch) {
   const Work& work_of = *static_cast<const Work*>(work);
   const Product& p = *work_of.product;
   for (int i = 0; i < p.count; i++) {
     const Weight& w = p.weights[i];
-    if (first < w.panels && last > 0)
-      panels(*p.kernels, w, work_of.inputs[work_of.reads[i]], work_of.rows, first < 0 ? 0 : first,
-             last < w.panels ? last : w.panels, p.biases[i], work_of.added, work_of.out[i]);
+    const Input& in = work_of.inputs[work_of.reads[i]];
+    const int64_t tiles = tiles_of(work_of.rows, *p.kernels), near = tiles_near(in, *p.kernels);
+    for (int64_t begin = 0; first < w.panels && last > 0 && begin < tiles; begin += near)
+      panels(*p.kernels, w, in, work_of.rows, begin, begin + near < tiles ? begin + near : tiles, first < 0 ? 0 : first,
+             last < w.panels ? last : w.panels, p.biases[i], work_of.added, work_of.out[i], scratch);
     first -= w.panels, last -= w.panels;
   }
 }
@@ -111,6 +134,7 @@ size_t find_inputs(Work* work, Pass* pass) {
     while (n < work->count && work->inputs[n].block != w.block) n++;
     work->reads[i] = n;
     work->total += w.panels;
+    if (are_apart(*p.kernels, w, tiles_of(work->rows, *p.kernels))) pass->needs(size_t(2 * w.panel_bytes()));
     if (n < work->count) continue;
     Input& in = work->inputs[work->count++];
     in.block = w.block, in.blocks = w.blocks;

@@ -35,6 +35,7 @@ from operator_graphs import (
 )
 
 pytestmark = needs_operators
+PROMPT = 6  # times 20 rows: so many that levels of four bits are put apart
 FEW = (1, 2, 3, 4, 5, 6, 7, 9, 12, 13, 16)
 PRODUCTS = [  # K, and per weight N and grid
     (576, [(576, Grid(4, 64, True)), (192, Grid(8, 64, True)), (192, Grid(8, 64, True))]),
@@ -84,6 +85,8 @@ def test_products_have_the_same_bits_on_every_instruction_set(k: int, shapes: li
             for first in (0, 20 - count):
                 for whole, part in zip(plain, fast.run(None, {"x": x[None, first : first + count]}), strict=True):
                     np.testing.assert_array_equal(whole[:, first : first + count], part)
+        for whole, part in zip(plain, fast.run(None, {"x": np.tile(x[None], (1, PROMPT, 1))}), strict=True):
+            np.testing.assert_array_equal(np.tile(whole, (1, PROMPT, 1)), part)
 
 
 @pytest.mark.parametrize("grid", [Grid(4, 128, False), Grid(8, 64, False)])
