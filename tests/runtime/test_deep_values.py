@@ -131,8 +131,8 @@ def test_json_in_files(levels: int, chatting: Path, tmp_path: Path, capsys: pyte
     messages, tools = tmp_path / "messages.json", tmp_path / "tools.json"
     messages.write_text(f'[{{"role": "user", "content": {deep_text(levels)}}}]')
     tools.write_text(f'[{{"name": "f", "parameters": {deep_text(levels)}}}]')
-    assert eagle_run.main([str(chatting), "--messages", str(messages)]) == 2
-    assert eagle_chat.main([str(chatting), "--tools", str(tools)]) == 2
+    assert eagle_run.main([str(chatting), "--backend", "cpu", "--messages", str(messages)]) == 2
+    assert eagle_chat.main([str(chatting), "--backend", "cpu", "--tools", str(tools)]) == 2
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(": ")[0] for line in said if "loading" not in line] == ["eagle-run", "eagle-chat"], said
 
