@@ -118,7 +118,7 @@ def _calls(calls: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _call(function: dict[str, Any], index: int, call_id: str) -> dict[str, Any] | None:
-    """A call with its arguments as an object; None where they were cut off, or are no JSON."""
+    """A call with its arguments as an object; None where they were cut off, or are not JSON."""
     try:
         arguments = json.loads(function["arguments"] or "{}")
     except (ValueError, RecursionError):

@@ -22,7 +22,6 @@ from systems import needs_links
 
 LOAD = """
 import sys
-import time
 from eagle_runtime import EagleError, EagleModel
 try:
     with EagleModel.load(sys.argv[1], backend="cpu", threads=1) as model:
