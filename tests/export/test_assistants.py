@@ -27,9 +27,8 @@ from eagle_runtime.bundle.manifest import DTYPE_BITS, read_manifest
 from eagle_runtime.core.head import WINDOW, Proposal
 from eagle_runtime.drafting.assistant_head import AssistantHead
 from eagle_runtime.drafting.head import Scratch
-from eagle_runtime.ort.session import OrtSession
 from head_writers import TARGET
-from insides import bundle_in
+from insides import bundle_in, shared_passes
 from tiny_assistants import Drafting, save_assistant
 from tiny_families import CONTEXT, HIDDEN, ROWS, VOCAB, save_source, source_of
 
@@ -163,14 +162,7 @@ def test_texts_that_share_passes_are_those_of_requests_alone(
 ) -> None:
     """Of layers of two shapes, each of which finds the caches of its own; texts are shorter and longer than the window,
     and of several lengths, so that caches grow at different times."""
-    sizes: list[int] = []
-    together = OrtSession.run_together
-
-    def counted(session: OrtSession, passes: Any) -> Any:
-        sizes.append(len(passes))
-        return together(session, passes)
-
-    monkeypatch.setattr(OrtSession, "run_together", counted)
+    rows = shared_passes(monkeypatch)
     rng = np.random.default_rng(8)
     requests: list[dict[str, Any]] = [
         {
@@ -189,7 +181,7 @@ def test_texts_that_share_passes_are_those_of_requests_alone(
         alone = [model.generate(**request).token_ids for request in requests]
         texts = {number: piece.result for number, piece in model.batch(requests, width=4) if piece.result is not None}
     assert [texts[number].token_ids for number in range(len(requests))] == alone
-    assert max(sizes) == 4
+    assert max(map(len, rows)) == 4
 
 
 @needs_operators

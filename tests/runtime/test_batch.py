@@ -36,7 +36,7 @@ from eagle_runtime.drafting.cost_storage import LearnedCosts
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.opening.joined_heads import check_head
 from eagle_runtime.ort.session import OrtSession
-from insides import sessions_of, turns_of
+from insides import sessions_of, shared_passes, turns_of
 from patience import PATIENCE_S
 
 PROMPTS = [[5, 6, 7, 5, 6], list(range(3, 90)), [11], [5, 6, 7, 5, 6, 7, 8], [40, 41] * 9, [2, 3, 4, 5]]
@@ -83,31 +83,17 @@ def test_texts_are_those_that_requests_get_alone(model: EagleModel, width: int) 
 def test_trees_of_several_texts_are_verified_in_one_pass(
     bundle_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes: list[int] = []
-    together = OrtSession.run_together
-
-    def counted(session: OrtSession, passes: Any) -> Any:
-        sizes.append(len(passes))
-        return together(session, passes)
-
-    monkeypatch.setattr(OrtSession, "run_together", counted)
+    rows = shared_passes(monkeypatch)
     with EagleModel.load(bundle_of("eagle3", "int4"), backend="native", threads=1, context=256) as model:
         for _ in model.batch(PROMPTS[:4], width=4, max_new_tokens=40, ignore_eos=True, temperature=0.0):
             pass
-    assert max(sizes) == 4
+    assert max(map(len, rows)) == 4
 
 
 @needs_operators
 def test_one_pass_has_a_bound_of_rows(bundle_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """And the texts are the same."""
-    rows: list[list[int]] = []
-    together = OrtSession.run_together
-
-    def counted(session: OrtSession, passes: Any) -> Any:
-        rows.append([len(feeds["input_ids"]) for feeds, _ in passes])
-        return together(session, passes)
-
-    monkeypatch.setattr(OrtSession, "run_together", counted)
+    rows = shared_passes(monkeypatch)
     asked: dict[str, Any] = {"method": "eagle", "tree": "dynamic", "total_token": 10, "depth": 4, "temperature": 0.0}
     with EagleModel.load(bundle_of("eagle3", "int4"), backend="native", threads=1, context=256) as model:
         texts = []
