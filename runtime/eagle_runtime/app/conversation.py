@@ -34,7 +34,7 @@ from eagle_runtime.app.output import Output
 from eagle_runtime.app.result import PastTurn, Usage
 from eagle_runtime.app.turn import Turn
 from eagle_runtime.app.turns import Turns
-from eagle_runtime.base.arguments import checked_int, short_repr
+from eagle_runtime.base.arguments import checked_int, json_text, short_repr
 from eagle_runtime.base.errors import BusyError, ClosedError, ConversationFileError, RequestError
 from eagle_runtime.drafting.head import SCRATCH
 from eagle_runtime.text.answer_form import chat_prompt
@@ -171,7 +171,7 @@ class Conversation:
                 )
             new = [
                 {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"],
-                 "content": _text_of(results[call["id"]])}
+                 "content": result if isinstance(result := results[call["id"]], str) else json_text("a result", result)}
                 for call in calls
             ]  # fmt: skip
             return self._answer([*self._messages, *new], dict(settings))
@@ -405,11 +405,3 @@ def _copied(message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise RequestError(f"a message is {short_repr(message)}, but must be a dict with a role and content")
     return dict(message)
-
-
-def _text_of(result: Any) -> str:
-    """What a call has returned as the content of a message. Raises RequestError for what is neither text nor JSON."""
-    try:
-        return result if isinstance(result, str) else json.dumps(result)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"a result is not JSON ({error}); use text, numbers, lists and dicts") from None

@@ -6,6 +6,7 @@ deep: nobody writes deeper, and functions that call themselves for each level wo
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
 import reprlib
@@ -43,6 +44,14 @@ def is_deeper(value: object, most: int = MOST_DEPTH) -> bool:
             return False
         level = [part for one in whole for part in (one.values() if isinstance(one, Mapping) else one)]
     return True
+
+
+def json_text(name: str, value: object) -> str:
+    """Returns a value as JSON; raises RequestError naming it for what is not JSON."""
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"{name} is not JSON ({error}); use text, numbers, lists and dicts") from None
 
 
 def checked_int(name: str, value: object, least: int, most: int | None = None) -> int:

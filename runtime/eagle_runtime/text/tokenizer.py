@@ -94,7 +94,10 @@ class Text:
     def template(self, *, tools: bool) -> ChatTemplate:
         """The chat template, ready to render. Raises what template_source raises, and TemplateError for one that is not
         Jinja."""
-        path, source = self._template_of(tools)[0], self.template_source(tools=tools)
+        return self._ready(self._template_of(tools)[0], self.template_source(tools=tools))
+
+    def _ready(self, path: Path, source: str) -> ChatTemplate:
+        """The template of a source, compiled once. path: for errors. Raises TemplateError."""
         if source not in self._compiled:
             from jinja2 import TemplateSyntaxError
 
@@ -186,7 +189,7 @@ class Text:
         instead, for an answer that goes on with it. Raises TemplateError naming the template, whatever goes wrong in
         it, and BundleError for a broken tokenizer_config.json."""
         path, source = self._template_of(bool(tools))[0], self.template_source(tools=bool(tools))
-        template = self.template(tools=bool(tools))
+        template = self._ready(path, source)
         from jinja2 import TemplateError as JinjaError
 
         from eagle_runtime.text.chat_template import OverrunError

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from eagle_runtime.base.arguments import MOST_DEPTH, is_deeper, short_repr
+from eagle_runtime.base.arguments import MOST_DEPTH, is_deeper, json_text, short_repr
 from eagle_runtime.base.errors import ConstraintError, RequestError
 
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
@@ -83,10 +82,7 @@ def _tool(value: Any, where: str) -> Tool:
     data = {key: item for key, item in function.items() if key not in ("type", "strict")}
     if is_deeper({"function": data}):  # as templates get it
         raise ConstraintError(f"{where} has values more than {MOST_DEPTH} levels deep; make them flatter")
-    try:
-        json.dumps(data)
-    except (TypeError, ValueError) as error:
-        raise RequestError(f"{where} is not JSON ({error}); use text, numbers, lists and dicts") from None
+    json_text(where, data)
     return Tool(name, parameters or {}, bool(strict), data)
 
 
