@@ -25,6 +25,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from convolution_graphs import convolution
 from eagle_export.recipes.blocks import Grid
 from eagle_runtime.base.errors import BackendError
 from eagle_runtime.ort.session import texts_mask
@@ -114,6 +115,10 @@ def subjects(rng: np.random.Generator) -> list[Subject]:
 
             found.append(made("attention over rows", heads.session(by_rows=True), level))
     parents = [-1, 0, 0, 1, 3]
+    for heads in (Heads(4, 2, 16, 16, rotated=False), Heads(2, 1, 24, 8, rotated=False, kept="float16")):
+        layer = convolution(rng, heads, heads.kv_heads + 2, biased=heads.kv_heads == 1)
+        one = made("convolution", layer.session(), lambda i, c=layer: c.feeds(rng, lengths[i], parents, 10))  # type: ignore[misc]
+        found.append(Subject(one.name, one.model, one.sessions, one.feeds, tuple(lengths)))
     for norms in (False, True):
         both = layers(rng, norms=norms)
         found.append(made("steps", both.joined, lambda i, b=both: b.feeds(rng, 9 * i, parents), 1 + norms))  # type: ignore[misc]
@@ -311,9 +316,9 @@ class Fuzz:
             other = array + np.array([16, 0, 16, 0, 0, 0]) * int(rng.choice([-1, 1]))
             array = np.concatenate([other, array] if rng.random() < 0.5 else [array, other])
         assert self._library.eagle_next_texts(array.ctypes.data, len(texts), len(array) // len(texts)) == 0
-        names = ("q", "k", "v", "positions", "cosine", "sine")
+        names = ("q", "k", "v", "x", "positions", "cosine", "sine")
         feeds = {name: np.concatenate([one[name] for one in texts], 1) for name in names if name in texts[0]}
-        ends = np.cumsum([one["q"].shape[1] for one in texts]).tolist()
+        ends = np.cumsum([one["positions"].shape[1] for one in texts]).tolist()
         mask = texts_mask([one["mask"][0, 0] for one in texts], ends)
         return texts, {**feeds, "keys": texts[0]["keys"], "values": texts[0]["values"], "mask": mask[None, None]}
 

@@ -50,6 +50,24 @@ def instructions(name: str) -> Iterator[None]:
         operators.eagle_use_instruction_set(None)
 
 
+def announce(lengths: list[int], *shapes: list[dict[str, Array]]) -> None:
+    """As the runtime does before a pass; of graphs with one layer of each shape."""
+    numbers = [
+        (one["keys"].ctypes.data, 1, one["values"].ctypes.data, 1, one["keys"].shape[1], length)
+        for texts in shapes
+        for one, length in zip(texts, lengths, strict=True)
+    ]
+    array = np.array(numbers, np.int64)
+    take: Any = ctypes.CDLL(str(library())).eagle_next_texts
+    counts = ctypes.c_int64(len(lengths)), ctypes.c_int64(len(shapes) or 1)
+    assert take(ctypes.c_void_p(array.ctypes.data), *counts) == 0
+
+
+def write_rows(where: int) -> None:
+    """As the runtime does around a pass whose new rows go into the caches: 0 no, 1 too, 2 there alone."""
+    ctypes.CDLL(str(library())).eagle_write_rows(ctypes.c_int(where))
+
+
 def runs_here(name: str) -> bool:
     """Whether the operators have a form for this instruction set that this processor runs."""
     if native_operators().library is None:

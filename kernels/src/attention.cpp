@@ -15,11 +15,11 @@
 //   outputs  [1, T, heads * D], new keys and new values [1, T, kv_heads, D], fp32; with a past in fp16 the nearest values
 //            that it has, beyond its range the largest; with a past of bytes [1, T, kv_heads, D / 4 + 1], its bytes
 //   attributes  heads, kv_heads, width (D), scale; window (0: none), softcap (0: none)
+#include "attention.hpp"
+
 #include <string.h>
 
-#include "kernels.hpp"
 #include "operators.hpp"
-#include "steps.hpp"
 
 namespace eagle {
 namespace {
@@ -39,12 +39,6 @@ thread_local Text texts[MOST_SHAPES * MOST_TEXTS];
 thread_local int64_t text_count = 0, shape_count = 0;
 constexpr int ONLY_THERE = 2;
 thread_local int writes_rows = 0;  // see eagle_write_rows
-
-struct Heads {
-  int64_t heads = 0, kv_heads = 0, width = 0, window = 0;
-  float scale = 1, cap = 0;
-  const Kernels* kernels = nullptr;
-};
 
 ort::Status read(const Source& source, Heads* heads) {
   Heads& node = *heads;
@@ -108,58 +102,6 @@ bool is_chain(const float* mask, int64_t rows, int64_t apart) {
     if (other) return false;
   }
   return true;
-}
-
-ort::Status read(const Heads& node, Pass* pass, Attention* job, const float** mask, bool* several) {
-  const ort::Tensor &q = pass->input(0), &k = pass->input(1), &v = pass->input(2), &keys = pass->input(3);
-  const ort::Tensor &values = pass->input(4), &positions = pass->input(5), &tree = pass->input(6);
-  const ort::Tensor &cosine = pass->input(7), &sine = pass->input(8), &sinks = pass->input(9);
-  Attention& j = *job;
-  const int64_t rows = q.rank >= 2 ? q.dims[1] : 0, D = node.width;
-  if (rows < 1 || rows > (1 << 20) || !rows_of(q, rows, node.heads, D) || !rows_of(k, rows, node.kv_heads, D) ||
-      !rows_of(v, rows, node.kv_heads, D))
-    return ort::error("ExactTreeAttention: q, k or v have another shape or type");
-  const bool by_rows = keys.rank == 4;
-  if (!(by_rows ? lay_out_rows(node, keys, values, job) : lay_out_heads(node, keys, values, job)))
-    return ort::error("ExactTreeAttention: past keys or values have another shape or type");
-  const int64_t seen = tree.dims[3];
-  *several = text_count > 0 && seen == rows + 1;
-  const int64_t more = *several ? 1 : by_rows ? j.columns : 0;
-  if (!positions.is(ort::INT64, 1, rows) || !tree.is(ort::FLOAT, 1, 1, rows, seen) || seen < rows || seen > rows + more)
-    return ort::error("ExactTreeAttention: position_ids or tree_mask have another shape or type");
-  const bool rotates = cosine.data != nullptr || sine.data != nullptr;
-  const int64_t half = rotates ? cosine.dims[2] : 0;
-  if (rotates && (half < 8 || half % 8 || half > D / 2 || !cosine.is(ort::FLOAT, 1, rows, half) ||
-                  !sine.is(ort::FLOAT, 1, rows, half)))
-    return ort::error("ExactTreeAttention: cosine or sine have another shape or type");
-  if (sinks.data != nullptr && !sinks.is(ort::FLOAT, node.heads))
-    return ort::error("ExactTreeAttention: sinks have another shape or type");
-  j.rows = rows, j.earlier = by_rows && !*several ? seen - rows : 0;
-  j.heads = node.heads, j.kv_heads = node.kv_heads, j.width = D, j.window = node.window;
-  j.scale = node.scale, j.cap = node.cap, j.turned = 2 * half;
-  j.positions = static_cast<const int64_t*>(positions.data);
-  j.committed = by_rows ? j.columns - j.earlier : j.positions[0];
-  if (j.committed < 0 || j.committed > j.columns)
-    return ort::error("ExactTreeAttention: the first position is not a number of columns of the cache");
-  for (int64_t t = 0; t < rows && node.window; t++)
-    if (j.positions[t] < 0 || j.positions[t] > INT64_MAX / 2)
-      return ort::error("ExactTreeAttention: a position is negative or too large");
-  j.q = static_cast<const float*>(q.data), j.k = static_cast<const float*>(k.data),
-  j.v = static_cast<const float*>(v.data);
-  j.past_keys = keys.data, j.past_values = values.data;
-  j.cosine = static_cast<const float*>(cosine.data), j.sine = static_cast<const float*>(sine.data);
-  j.sinks = static_cast<const float*>(sinks.data);
-  *mask = static_cast<const float*>(tree.data);
-  const int64_t out[3] = {1, rows, node.heads * D}, rows_out[4] = {1, rows, node.kv_heads, j.row};
-  RETURN_IF_ERROR(pass->output(0, out, 3, &j.out));
-  if (writes_rows == ONLY_THERE && !by_rows) {
-    const size_t count = static_cast<size_t>(rows * node.kv_heads * j.row);
-    j.new_keys = reinterpret_cast<float*>(pass->memory_at(&pass->rows, 2 * count * sizeof(float)));
-    j.new_values = j.new_keys + count;
-    return j.new_keys == nullptr ? ort::error(NO_MEMORY) : nullptr;
-  }
-  RETURN_IF_ERROR(pass->output(1, rows_out, 4, &j.new_keys));
-  return pass->output(2, rows_out, 4, &j.new_values);
 }
 
 // The rows of one text: `count` texts follow each other in a mask's last column, or there is one alone.
@@ -229,6 +171,69 @@ ort::Status look(const float* mask, const Attention& j, bool several, Pass* pass
   return nullptr;
 }
 
+}  // namespace
+
+ort::Status read_cache(const Heads& node, Pass* pass, int first, int64_t rows, Attention* job, bool* several) {
+  const ort::Tensor &keys = pass->input(first), &values = pass->input(first + 1);
+  const ort::Tensor &positions = pass->input(first + 2), &tree = pass->input(first + 3);
+  Attention& j = *job;
+  const bool by_rows = keys.rank == 4;
+  if (!(by_rows ? lay_out_rows(node, keys, values, job) : lay_out_heads(node, keys, values, job)))
+    return ort::error("ExactTreeAttention: past keys or values have another shape or type");
+  const int64_t seen = tree.dims[3];
+  *several = text_count > 0 && seen == rows + 1;
+  const int64_t more = *several ? 1 : by_rows ? j.columns : 0;
+  if (!positions.is(ort::INT64, 1, rows) || !tree.is(ort::FLOAT, 1, 1, rows, seen) || seen < rows || seen > rows + more)
+    return ort::error("ExactTreeAttention: position_ids or tree_mask have another shape or type");
+  j.rows = rows, j.earlier = by_rows && !*several ? seen - rows : 0;
+  j.heads = node.heads, j.kv_heads = node.kv_heads, j.width = node.width, j.window = node.window;
+  j.positions = static_cast<const int64_t*>(positions.data);
+  j.committed = by_rows ? j.columns - j.earlier : j.positions[0];
+  if (j.committed < 0 || j.committed > j.columns)
+    return ort::error("ExactTreeAttention: the first position is not a number of columns of the cache");
+  j.past_keys = keys.data, j.past_values = values.data;
+  const int64_t out[3] = {1, rows, node.heads * node.width}, rows_out[4] = {1, rows, node.kv_heads, j.row};
+  RETURN_IF_ERROR(pass->output(0, out, 3, &j.out));
+  if (writes_rows == ONLY_THERE && !by_rows) {
+    const size_t count = static_cast<size_t>(rows * node.kv_heads * j.row);
+    j.new_keys = reinterpret_cast<float*>(pass->memory_at(&pass->rows, 2 * count * sizeof(float)));
+    j.new_values = j.new_keys + count;
+    if (j.new_keys == nullptr) return ort::error(NO_MEMORY);
+  } else {
+    RETURN_IF_ERROR(pass->output(1, rows_out, 4, &j.new_keys));
+    RETURN_IF_ERROR(pass->output(2, rows_out, 4, &j.new_values));
+  }
+  return look(static_cast<const float*>(tree.data), j, *several, pass);
+}
+
+namespace {
+ort::Status read(const Heads& node, Pass* pass, Attention* job, bool* several) {
+  const ort::Tensor &q = pass->input(0), &k = pass->input(1), &v = pass->input(2);
+  const ort::Tensor &cosine = pass->input(7), &sine = pass->input(8), &sinks = pass->input(9);
+  Attention& j = *job;
+  const int64_t rows = q.rank >= 2 ? q.dims[1] : 0, D = node.width;
+  if (rows < 1 || rows > (1 << 20) || !rows_of(q, rows, node.heads, D) || !rows_of(k, rows, node.kv_heads, D) ||
+      !rows_of(v, rows, node.kv_heads, D))
+    return ort::error("ExactTreeAttention: q, k or v have another shape or type");
+  const bool rotates = cosine.data != nullptr || sine.data != nullptr;
+  const int64_t half = rotates ? cosine.dims[2] : 0;
+  if (rotates && (half < 8 || half % 8 || half > D / 2 || !cosine.is(ort::FLOAT, 1, rows, half) ||
+                  !sine.is(ort::FLOAT, 1, rows, half)))
+    return ort::error("ExactTreeAttention: cosine or sine have another shape or type");
+  if (sinks.data != nullptr && !sinks.is(ort::FLOAT, node.heads))
+    return ort::error("ExactTreeAttention: sinks have another shape or type");
+  RETURN_IF_ERROR(read_cache(node, pass, 3, rows, job, several));
+  j.scale = node.scale, j.cap = node.cap, j.turned = 2 * half;
+  for (int64_t t = 0; t < rows && node.window; t++)
+    if (j.positions[t] < 0 || j.positions[t] > INT64_MAX / 2)
+      return ort::error("ExactTreeAttention: a position is negative or too large");
+  j.q = static_cast<const float*>(q.data), j.k = static_cast<const float*>(k.data),
+  j.v = static_cast<const float*>(v.data);
+  j.cosine = static_cast<const float*>(cosine.data), j.sine = static_cast<const float*>(sine.data);
+  j.sinks = static_cast<const float*>(sinks.data);
+  return nullptr;
+}
+
 // What was announced of the shape whose layers' caches have these keys of text 0: the one that begins next before them.
 const Text* texts_with(const void* past_keys) {
   const int64_t keys = reinterpret_cast<int64_t>(past_keys);
@@ -260,6 +265,21 @@ ort::Status narrow_to(const Seen& seen, int64_t i, const Heads& node, Attention*
   return nullptr;
 }
 
+}  // namespace
+
+ort::Status text_job(const Heads& node, const Attention& all, const Visible& seen, int64_t i, bool several,
+                     Attention* job) {
+  const Seen& own = seen.texts[i];
+  *job = all;
+  if (several) RETURN_IF_ERROR(narrow_to(own, i, node, job));
+  job->writes = writes_rows != 0 && job->value_piece > 0;
+  if (job->writes && job->committed + job->rows > job->columns)
+    return ort::error("ExactTreeAttention: the cache has no columns for the new rows");
+  job->chain = own.chain, job->longest = own.longest, job->seen = own.seen, job->first = own.first;
+  return job->committed + job->longest < 1 ? ort::error("ExactTreeAttention: no row sees a column") : nullptr;
+}
+
+namespace {
 struct Part {  // of the work: the rows of one text
   Attention job;
   int64_t step, blocks;  // where rows are split; else 0
@@ -322,10 +342,8 @@ ort::Status plan(const void* what, Pass* pass) {
   Work* work = pass->memory.get_zeros<Work>(1);
   if (work == nullptr) return ort::error(NO_MEMORY);
   Attention all{};
-  const float* mask = nullptr;
   bool several = false;
-  RETURN_IF_ERROR(read(node, pass, &all, &mask, &several));
-  RETURN_IF_ERROR(look(mask, all, several, pass));
+  RETURN_IF_ERROR(read(node, pass, &all, &several));
   const Visible& seen = pass->visible;
   work->count = seen.count, work->kernels = node.kernels;
   work->keys_out = all.new_keys, work->values_out = all.new_values;
@@ -340,14 +358,7 @@ ort::Status plan(const void* what, Pass* pass) {
   for (int64_t i = 0; i < seen.count; i++) {
     Part& part = work->parts[i];
     Attention& j = part.job;
-    const Seen& own = seen.texts[i];
-    j = all;
-    if (several) RETURN_IF_ERROR(narrow_to(own, i, node, &j));
-    j.writes = writes_rows != 0 && j.value_piece > 0;
-    if (j.writes && j.committed + j.rows > j.columns)
-      return ort::error("ExactTreeAttention: the cache has no columns for the new rows");
-    j.chain = own.chain, j.longest = own.longest, j.seen = own.seen, j.first = own.first;
-    if (j.committed + j.longest < 1) return ort::error("ExactTreeAttention: no row sees a column");
+    RETURN_IF_ERROR(text_job(node, all, seen, i, several, &j));
     j.groups = (j.committed + j.longest + GROUP - 1) / GROUP;
     if (j.rows > SPLIT_ROWS) {
       part.step = BLOCK_ROWS / sharing > 1 ? BLOCK_ROWS / sharing : 1;

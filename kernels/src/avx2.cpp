@@ -7,6 +7,7 @@ namespace {
 #include "lanes.hpp"
 #include "rows.inl"
 #include "attention.inl"
+#include "convolution.inl"
 
 constexpr bool SIGNED = true;  // levels of eight bits
 constexpr bool PUTS_APART = true;
@@ -76,7 +77,7 @@ struct Block<R, 4, APART> {
 #include "tile.inl"
 }  // namespace
 
-const Kernels avx2_kernels = {"avx2",  true,    PUTS_APART, TILE_ROWS, before, quantise,
-                              product, prepare, scratch,    part,      join,   whole_rows};
+const Kernels avx2_kernels = {"avx2",  true,    PUTS_APART, TILE_ROWS, before,     quantise, product,
+                              prepare, scratch, part,       join,      whole_rows, keep,     convolve};
 }  // namespace eagle
 #endif

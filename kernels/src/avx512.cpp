@@ -7,6 +7,7 @@ namespace {
 #include "lanes.hpp"
 #include "rows.inl"
 #include "attention.inl"
+#include "convolution.inl"
 
 constexpr bool SIGNED = false;  // levels of eight bits
 constexpr bool PUTS_APART = false;
@@ -15,7 +16,7 @@ constexpr bool PUTS_APART = false;
 #include "tile.inl"
 }  // namespace
 
-const Kernels avx512_kernels = {"avx512", false,   PUTS_APART, TILE_ROWS, before, quantise,
-                                product,  prepare, scratch,    part,      join,   whole_rows};
+const Kernels avx512_kernels = {"avx512", false,   PUTS_APART, TILE_ROWS, before,     quantise, product,
+                                prepare,  scratch, part,       join,      whole_rows, keep,     convolve};
 }  // namespace eagle
 #endif

@@ -7,6 +7,7 @@ namespace {
 #include "lanes.hpp"
 #include "rows.inl"
 #include "attention.inl"
+#include "convolution.inl"
 
 constexpr bool SIGNED = false;  // levels of eight bits
 constexpr bool PUTS_APART = false;
@@ -19,7 +20,7 @@ INLINE Ints dots(Ints sums, Ints levels, Ints four) {
 #include "tile.inl"
 }  // namespace
 
-const Kernels vnni_kernels = {"vnni",  false,   PUTS_APART, TILE_ROWS, before, quantise,
-                              product, prepare, scratch,    part,      join,   whole_rows};
+const Kernels vnni_kernels = {"vnni",  false,   PUTS_APART, TILE_ROWS, before,     quantise, product,
+                              prepare, scratch, part,       join,      whole_rows, keep,     convolve};
 }  // namespace eagle
 #endif

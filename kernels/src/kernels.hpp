@@ -101,6 +101,15 @@ struct Attention {
   INLINE int64_t visible(int64_t t) const { return chain ? t + 1 : first[t + 1] - first[t]; }
 };
 
+// A short convolution over the last tokens of a row of `Attention`, whose heads hold H numbers of a token: the first half
+// as keys, the second as values.
+struct Convolution {
+  const float* inputs;   // [T, 3 H], of each row b, c and x
+  const float* weights;  // [tokens, H], of a row itself, of the token before it, ...
+  const float* bias;     // [H], or null
+  int64_t tokens;        // that a row sees, itself included
+};
+
 struct Kernels {
   const char* name;
   bool signed_levels;  // 8-bit levels are stored minus 128
@@ -117,6 +126,8 @@ struct Kernels {
   void (*part)(const Attention& job, int64_t kv_head, int64_t group, float* scratch);
   void (*join)(const Attention& job, int64_t kv_head);
   void (*whole)(const Attention& job, int64_t kv_head, int64_t first, int64_t last, float* scratch);
+  void (*keep)(const Attention& job, const Convolution& layer, int64_t row);
+  void (*convolve)(const Attention& job, const Convolution& layer, int64_t row);
 };
 
 const Kernels& chosen();       // the best set of this processor, or the one that was asked for

@@ -18,6 +18,7 @@ namespace {
 #include "lanes.hpp"
 #include "rows.inl"
 #include "attention.inl"
+#include "convolution.inl"
 
 constexpr int TILE_ROWS = 4;
 constexpr bool PUTS_APART = false;
@@ -76,7 +77,7 @@ INLINE void write(float* p, Floats v) { store(p, v.a), store(p + 8, v.b); }
 #include "tile.inl"
 }  // namespace
 
-const Kernels neon_kernels = {"neon",  true,    PUTS_APART, TILE_ROWS, before, quantise,
-                              product, prepare, scratch,    part,      join,   whole_rows};
+const Kernels neon_kernels = {"neon",  true,    PUTS_APART, TILE_ROWS, before,     quantise, product,
+                              prepare, scratch, part,       join,      whole_rows, keep,     convolve};
 }  // namespace eagle
 #endif

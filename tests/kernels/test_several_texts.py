@@ -12,30 +12,12 @@ import pytest
 from conftest import needs_operators
 from eagle_runtime.ort.session import texts_mask
 from eagle_runtime.ort.texts import MOST_SHAPES, MOST_TEXTS
-from operator_graphs import INSTRUCTION_SETS, Array, Heads, bits, instructions, library
+from operator_graphs import INSTRUCTION_SETS, Array, Heads, announce, bits, instructions, library, write_rows
 
 pytestmark = needs_operators
 TEXTS = [(130, 5), (0, 1), (700, 40), (63, 9)]  # committed columns and rows of each
 HEADS = [Heads(9, 3, 64, 16), Heads(4, 2, 16, 16, window=40, cap=30.0), Heads(2, 2, 24, 24, rotated=False)]
 HEADS += [Heads(8, 2, 64, 32, kept="float16"), Heads(8, 2, 64, 64, kept="uint8")]
-
-
-def announce(lengths: list[int], *shapes: list[dict[str, Array]]) -> None:
-    """As the runtime does before a pass; of graphs with one layer of each shape."""
-    numbers = [
-        (one["keys"].ctypes.data, 1, one["values"].ctypes.data, 1, one["keys"].shape[1], length)
-        for texts in shapes
-        for one, length in zip(texts, lengths, strict=True)
-    ]
-    array = np.array(numbers, np.int64)
-    take: Any = ctypes.CDLL(str(library())).eagle_next_texts
-    counts = ctypes.c_int64(len(lengths)), ctypes.c_int64(len(shapes) or 1)
-    assert take(ctypes.c_void_p(array.ctypes.data), *counts) == 0
-
-
-def write_rows(where: int) -> None:
-    """As the runtime does around a pass whose new rows go into the caches: 0 no, 1 too, 2 there alone."""
-    ctypes.CDLL(str(library())).eagle_write_rows(ctypes.c_int(where))
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,10 @@ import onnx_ir as ir
 from eagle_export.recipes.graph import Pass, take_place
 
 DOMAIN = "eagle"  # of the operators
-EXPERTS = "RowExactExperts"  # exists as a step alone
+EXPERTS, CONVOLUTION = "RowExactExperts", "RowExactConvolution"  # exist as steps alone
 SINCOS = "ExactSinCos"
-KINDS = ("RowExactMatMul", "ExactTreeAttention", "RowExactNorm", EXPERTS, SINCOS)
+KINDS = ("RowExactMatMul", "ExactTreeAttention", "RowExactNorm", EXPERTS, SINCOS, CONVOLUTION)
+STEPS_ALONE = (EXPERTS, CONVOLUTION)
 INPUTS, OUTPUTS = 16, 3  # of a step, at most
 OF_EXPERTS = 4  # inputs that the plan names; the weights follow the last of them
 ABSENT, INSIDE, NONE = -1, -1, -2  # an input; an output that only steps read; no such output
@@ -29,7 +30,7 @@ class JoinedRuns(Pass[Run]):
     name = "joined runs"
 
     def pattern(self, model: ir.Model) -> list[Run]:
-        return [run for run in _runs(model.graph) if len(run) > 1 or any(node.op_type == EXPERTS for node in run)]
+        return [run for run in _runs(model.graph) if len(run) > 1 or any(node.op_type in STEPS_ALONE for node in run)]
 
     def rewrite(self, model: ir.Model, matches: list[Run]) -> dict[str, str]:
         changed = {}

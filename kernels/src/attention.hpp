@@ -1,0 +1,22 @@
+// What attention and convolutions have in common: rows of texts, and the caches with the rows before them.
+#pragma once
+#include "kernels.hpp"
+#include "steps.hpp"
+
+namespace eagle {
+
+struct Heads {
+  int64_t heads = 0, kv_heads = 0, width = 0, window = 0;
+  float scale = 1, cap = 0;
+  const Kernels* kernels = nullptr;
+};
+
+// Reads the cache of a layer, the positions of the new rows and what they see, of the inputs from `first` on, and provides
+// the outputs: [1, T, heads * D], new keys and new values. several: whether rows of several texts were announced.
+ort::Status read_cache(const Heads& node, Pass* pass, int first, int64_t rows, Attention* job, bool* several);
+
+// The rows of text i among those of a pass (`all`), with its own cache.
+ort::Status text_job(const Heads& node, const Attention& all, const Visible& seen, int64_t i, bool several,
+                     Attention* job);
+
+}  // namespace eagle
