@@ -111,6 +111,24 @@ ROWS = {
         },
         NO_SCALE,
     ),
+    "LFM2": Row(
+        "lfm2",
+        {
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "LFM2, with biases and wide convolutions": Row(
+        "lfm2",
+        {
+            "layer_types": ["full_attention", "conv", "conv", "full_attention"],
+            "block_auto_adjust_ff_dim": False,
+            "num_key_value_heads": 4,
+            "conv_bias": True,
+            "conv_L_cache": 5,
+        },
+    ),
     "SmolLM3": Row("smollm3", {"no_rope_layer_interval": 2}),
     "Granite": Row("granite", MULTIPLIERS),
     "OLMo-2": Row("olmo2"),

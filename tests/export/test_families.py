@@ -21,12 +21,13 @@ from conftest import needs_operators
 from eagle_calib.calibration import Observed
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.graphs.pair import open_pair
+from eagle_export.graphs.pair import build_graphs, open_pair
 from eagle_export.graphs.weights import graph_spec
 from eagle_export.reading.families.registry import FAMILIES
 from eagle_export.reading.families.source import load_source
 from eagle_export.reading.families.target import open_target
 from eagle_export.recipes.attention import ExactAttention
+from eagle_export.recipes.convolutions import Convolutions
 from eagle_export.recipes.graph import linears
 from eagle_export.recipes.plan import INT8
 from eagle_export.recipes.smooth import Smooth, groups
@@ -165,6 +166,30 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "a window in bytes": ("Mistral", {}, {"cache_precision": "int8"}, "layers with a sliding window, which an int8"),
     "experts in groups": ("GLM-4.5-Air", {"n_group": 2}, {}, "n_group is 2, but experts are chosen from one group"),
     "norms of GLM-4.5": ("GLM-4.5-Air", {"use_qk_norm": True}, {}, "use_qk_norm is set, which is not supported"),
+    "a convolution in bytes": (
+        "LFM2",
+        {},
+        {"cache_precision": "int8"},
+        "a convolution in the place of attention, which",
+    ),
+    "a convolution on GPUs": (
+        "LFM2",
+        {},
+        {"backend": "cuda", "precision": "fp16"},
+        "a convolution in the place of attention, which backend cuda cannot run; export it for backend cpu",
+    ),
+    "a layer of another kind": (
+        "LFM2",
+        {"layer_types": ["conv", "mamba", "conv", "full_attention"]},
+        {},
+        "a layer is of type 'mamba', not 'conv' or 'full_attention'",
+    ),
+    "an odd number of heads": (
+        "LFM2",
+        {"num_attention_heads": 1, "num_key_value_heads": 1},
+        {},
+        "even number of heads",
+    ),
     "a bound in TensorRT": (
         "Gemma-2",
         {},
@@ -240,13 +265,15 @@ def test_smoothing_moves_factors_into_the_bias_of_v(bundles: Callable[[str, str]
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_logits_and_features_equal_transformers(name: str, bundles: Callable[[str, str], Path]) -> None:
+def test_logits_and_features_equal_transformers(
+    name: str, sources: Callable[[str], Path], bundles: Callable[[str, str], Path]
+) -> None:
     """The traced graph, and the same graph with the attention of quantised targets."""
     source, fp32 = source_of(ROWS[name]), bundles(name, "fp32")
     with EagleModel.load(fp32, threads=1) as model:
         assert_equals_source(source, bundle_in(model).target)
-    graph = ir.load(fp32 / "target/model.onnx")
-    assert len(ExactAttention().apply(graph)) == LAYERS
+    graph = build_graphs(open_pair(sources(name), None), "fp32", top_k=1)["target"]
+    assert len(ExactAttention().apply(graph) | Convolutions(in_heads=True).apply(graph)) == LAYERS
     ir.save(graph, fp32 / "target/exact.onnx")
     spec = graph_spec("exact.onnx", graph, {})
     with OrtSession(fp32 / "target/exact.onnx", spec, threads=1) as session:
@@ -299,8 +326,9 @@ ONE_NODE = (
 BIASED = "Qwen2.5, tied, upper layers with a window"
 # Rotations before norms, or of heads of this width, queries that grow, MLPs without a gate and multipliers after layers
 # are steps of their own.
+CONVOLVED = ("LFM2", "LFM2, with biases and wide convolutions")
 GEMMA4 = ("Gemma-4, with layers that use others' keys", "Gemma-4, with values that are keys")
-APART = ("Hunyuan", "GLM-4", "GLM-4-0414", "OLMo-3", "Ministral-3", "EXAONE 4.0", "AFM", *GEMMA4)
+APART = ("Hunyuan", "GLM-4", "GLM-4-0414", "OLMo-3", "Ministral-3", "EXAONE 4.0", "AFM", *GEMMA4, *CONVOLVED)
 MIXTURES = (
     "Mixtral",
     "Qwen3-MoE, one layer without experts",

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
+from eagle_export.graphs.short_convolutions import mark_convolutions
 from eagle_export.heads.assistant import AssistantReader
 from eagle_export.heads.block import BlockReader
 from eagle_export.heads.eagle1 import Eagle1Head
@@ -51,6 +52,8 @@ class TargetGraph(nn.Module):
         )
         if family.experts is not None:
             make_dense(model.model.layers, config, family.experts)
+        if family.convolution:
+            mark_convolutions(model.model.layers, family.convolution)
         self.family = family
         self.halved = type(model).__module__ if family.neighbours else None  # see native_operators.py
         self.config = config
@@ -81,7 +84,7 @@ class TargetGraph(nn.Module):
         mask = full_mask(tree_mask, past)
         masks = {width: windowed(mask, position_ids, width) for width in dict.fromkeys(self.windows)}
         attention_mask: Any = masks[self.windows[0]]
-        if len(masks) > 1:  # by the names that transformers gives to kinds of layers
+        if len(masks) > 1 or self.family.convolution:  # by the names that transformers gives to kinds of layers
             kinds = zip(self.config.layer_types, self.windows, strict=True)
             attention_mask = {kind: masks[width] for kind, width in kinds}
         hidden = self.model(
@@ -179,14 +182,19 @@ class _NewRows(Cache):  # type: ignore[misc]
         self.past, self.numbers = past, numbers
         self.new: list[Rows] = []
 
+    def past_of(self, layer_idx: int) -> Rows:
+        """The past rows of a layer, whose new ones are appended to `new` next."""
+        place = len(self.new)
+        assert self.numbers[place] == layer_idx
+        return self.past[place]
+
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         new = (key_states.transpose(1, 2), value_states.transpose(1, 2))
-        place = len(self.new)
-        assert self.numbers[place] == layer_idx
+        past = self.past_of(layer_idx)
         self.new.append(new)
-        keys, values = (torch.cat(pair, 1).transpose(1, 2) for pair in zip(self.past[place], new, strict=True))
+        keys, values = (torch.cat(pair, 1).transpose(1, 2) for pair in zip(past, new, strict=True))
         return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -156,7 +156,7 @@ def open_pair(target_folder: Path, head_folder: Path | None) -> Pair:
         head = replace(head, tensors=unwrapped(head.tensors)[0])
     family = family_of(target)
     config = read_config(family, target)
-    check_ends(target, config)
+    check_ends(target, config, family.mlp_norm)
     part = None if head is None else _head_part(target, config, head)
     drafting = part is not None and part.kind.in_target and target_folder.samefile(part.checkpoint.folder)
     texts = read_texts(target)
@@ -181,14 +181,13 @@ def build_graphs(pair: Pair, precision: str, top_k: int, routed: bool = True) ->
     weights = weight_sources(pair)
     for name, module in modules.items():
         _check_all_used(checkpoints[name], module, weights[name])
-    layers = int(pair.config.num_hidden_layers)
     rotated_keys = head.config.num_layers if head is not None and head.kind.keys_in_target else 0
     graphs = {
         "target": trace_target(
             target,
             Layout(pair.rows, dtype),
             Expected(
-                attention=layers,
+                attention=pair.family.attention_layers(pair.config),
                 rms_norm=pair.family.norm_count(pair.config) + _tap_norms(head),
                 rotary=pair.family.rotations(pair.config) + rotated_keys,
             ),
@@ -292,6 +291,8 @@ def _draft_module(pair: Pair, head: HeadPart, dtype: torch.dtype, top_k: int) ->
 
 def _note_windows(model: ir.Model, windows: Windows) -> None:
     """Writes each layer's window into its Attention node, for recipes that build another mask than the traced one."""
+    if not any(windows):  # of as many nodes as there are layers, but in families whose layers have none
+        return
     nodes = [node for node in model.graph if node.op_type == "Attention"]
     for node, width in zip(nodes, windows, strict=True):
         if width is not None:

@@ -25,6 +25,7 @@ from eagle_export.graphs.native_operators import native_operators
 from eagle_export.graphs.repeated_layers import hidden_names, repeat_layers, repeats_of, shortened, tap_names
 from eagle_export.heads.config import HeadConfig
 from eagle_export.reading.families.family import Rows
+from eagle_export.recipes.graph import CONVOLUTION
 from eagle_runtime.bundle.graph import past_names, present_names
 
 Built = TypeVar("Built", bound=nn.Module)
@@ -192,7 +193,7 @@ def checked(model: ir.Model, expected: Expected, row: str = "T") -> ir.Model:
     made = [value for node in graph for value in node.outputs]
     for item in (model, graph, *graph, *graph.inputs, *graph.initializers.values(), *made):
         item.metadata_props.clear()
-    foreign = sorted({node.domain for node in model.graph if node.domain})
+    foreign = sorted({node.domain for node in model.graph if node.domain not in ("", CONVOLUTION[0])})
     counts = Counter(node.op_type for node in model.graph)
     traced = (counts["Attention"], counts["RMSNormalization"], counts["RotaryEmbedding"])
     wanted = (expected.attention, expected.rms_norm, expected.rotary)

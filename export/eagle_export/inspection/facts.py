@@ -91,7 +91,7 @@ def target_facts(whole: Checkpoint) -> TargetFacts:
         raise ExportError(problems[0] if problems else str(error)) from None
     facts = replace(facts, notes=(*whole.notes, *facts.notes))
     if family is not None:
-        problems += _shape_problems(target, facts)
+        problems += _shape_problems(target, facts, family.mlp_norm)
         facts = replace(facts, notes=(*facts.notes, *_prediction_notes(whole, facts)))
     return replace(facts, problems=tuple(problems))
 
@@ -124,7 +124,7 @@ def _sized(target: Checkpoint, family: Family | None, problems: Sequence[str]) -
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        key_sizes=_key_sizes(target) or (kv_heads * head_dim,) * sizes.integer("num_hidden_layers"),
+        key_sizes=_key_sizes(target, family) or (kv_heads * head_dim,) * sizes.integer("num_hidden_layers"),
         intermediate_size=sizes.integer("intermediate_size"),
         vocab_size=sizes.integer("vocab_size"),
         context=None if readable is None else _context(readable, config),
@@ -220,8 +220,8 @@ def _prediction_notes(target: Checkpoint, facts: TargetFacts) -> list[str]:
     return [f"it has {what} ({layout.producer}); eagle-export {target.folder} {target.folder} drafts with {which}"]
 
 
-def _shape_problems(target: Checkpoint, facts: TargetFacts) -> list[str]:
-    """Where the headers contradict the config."""
+def _shape_problems(target: Checkpoint, facts: TargetFacts, norm: str) -> list[str]:
+    """Where the headers contradict the config. norm: name of a norm of each layer."""
     problems: list[str] = []
 
     def want(name: str, shape: tuple[int | None, ...], *, if_there: bool = False) -> None:
@@ -237,7 +237,7 @@ def _shape_problems(target: Checkpoint, facts: TargetFacts) -> list[str]:
     want(LM_HEAD, (facts.vocab_size, hidden), if_there=True)
     for layer in (0,) if facts.several_shapes else (0, facts.num_layers - 1):
         name = f"model.layers.{layer}"
-        want(f"{name}.post_attention_layernorm.weight", (hidden,))
+        want(f"{name}.{norm}.weight", (hidden,))
         want(f"{name}.self_attn.q_proj.weight", (facts.num_heads * width, hidden), if_there=True)
         want(f"{name}.self_attn.k_proj.weight", (facts.num_kv_heads * width, hidden), if_there=True)
         fused = (facts.num_heads + 2 * facts.num_kv_heads) * width
@@ -252,9 +252,16 @@ def _shape_problems(target: Checkpoint, facts: TargetFacts) -> list[str]:
     return problems
 
 
-def _key_sizes(target: Checkpoint) -> tuple[int, ...]:
+def _key_sizes(target: Checkpoint, family: Family | None) -> tuple[int, ...]:
     """Numbers of a token's key in each layer that has one; none where keys are computed with other parts."""
-    return tuple(each.shape[0] for name, each in target.tensors.items() if name.endswith(".self_attn.k_proj.weight"))
+    convolution = "" if family is None or not family.convolution else f".{family.convolution}.conv.weight"
+    sizes = []
+    for name, each in target.tensors.items():
+        if name.endswith(".self_attn.k_proj.weight"):
+            sizes.append(each.shape[0])
+        elif convolution and name.endswith(convolution):
+            sizes.append(each.shape[0] // 2)  # half of what is cached stands in the place of a value
+    return tuple(sizes)
 
 
 def _borrowed_problems(head: Checkpoint, target: Checkpoint) -> list[str]:

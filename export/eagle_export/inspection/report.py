@@ -120,7 +120,7 @@ def needs(target: TargetFacts, checkpoint: Checkpoint, head: HeadFacts | None, c
     bounded = checkpoint.config.get("attn_logit_softcapping") is not None
     needed = []
     for backend in BACKENDS:
-        if (bounded or target.several_shapes) and backend != "cpu":
+        if (bounded or target.several_shapes or target.family.convolution) and backend != "cpu":
             continue
         for precision in precisions_of(backend):
             of_target = graph_bytes(shapes["target"], backend, precision, "target")

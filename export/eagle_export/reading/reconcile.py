@@ -44,8 +44,9 @@ def reconciled(target: Checkpoint) -> Checkpoint:
     return replace(target, config=config, tensors=tensors, notes=(*target.notes, *notes))
 
 
-def check_ends(target: Checkpoint, config: Any) -> None:
-    """Raises ExportError unless embedding, LM head and last layer are there, with the config's shapes."""
+def check_ends(target: Checkpoint, config: Any, norm: str) -> None:
+    """Raises ExportError unless embedding, LM head and last layer are there, with the config's shapes. norm: name of a
+    norm of each layer."""
     hidden = int(config.hidden_size)
     target.require(EMBEDDING, (int(config.vocab_size), hidden), stated=True)
     if LM_HEAD in target.tensors:
@@ -55,7 +56,7 @@ def check_ends(target: Checkpoint, config: Any) -> None:
             f"{target.folder}: tensor {LM_HEAD!r} is missing, and config.json does not tie it to the embedding; give "
             "the complete model, or, if its LM head is its embedding, set tie_word_embeddings to true there"
         )
-    last = f"model.layers.{config.num_hidden_layers - 1}.post_attention_layernorm.weight"
+    last = f"model.layers.{config.num_hidden_layers - 1}.{norm}.weight"
     target.require(last, (hidden,), stated=True)
 
 

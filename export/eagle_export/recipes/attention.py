@@ -63,7 +63,7 @@ class ExactAttention(AttentionPass):
                 columns[part.window] = _columns(model, node, part)
             changed[str(node.outputs[0].name)] = "committed keys in fp32, recent ones in fp64"
             replace(node, _attend(model, node, part, columns[part.window]))
-            head_major(part)
+            head_major(part.past, part.kv_heads, part.width)
         graph_input(model, "tree_mask").shape = ir.Shape([1, 1, "T", "T"])
         model.opset_imports[MICROSOFT] = 1
         return changed
@@ -93,10 +93,8 @@ class Part:
 
     @property
     def cut(self) -> int:
-        """How many values of a head share one product: as many as possible with at least THREADS products."""
-        cuts = [cut for cut in range(COLUMNS, self.width + 1, COLUMNS) if self.width % cut == 0]
-        many = [cut for cut in cuts if self.kv_heads * self.width // cut >= THREADS]
-        return max(many, default=min(cuts, default=self.width))
+        """How many values of a head share one product."""
+        return cut_of(self.kv_heads, self.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +120,18 @@ def attention_nodes(model: ir.Model) -> list[ir.Node]:
     return [node for node in model.graph if node.op_type == "Attention"]
 
 
-def head_major(part: Part) -> None:
+def cut_of(kv_heads: int, width: int) -> int:
+    """How many values of a head share one product: as many as possible with at least THREADS products."""
+    cuts = [cut for cut in range(COLUMNS, width + 1, COLUMNS) if width % cut == 0]
+    many = [cut for cut in cuts if kv_heads * width // cut >= THREADS]
+    return max(many, default=min(cuts, default=width))
+
+
+def head_major(past: tuple[ir.Value, ir.Value], kv_heads: int, width: int) -> None:
     """Gives the inputs of the past the shapes of a head-major cache: keys [Hkv, C, D], values [Hkv, S, C, D/S]."""
-    keys, values = part.past
-    keys.shape = ir.Shape([part.kv_heads, "C", part.width])
-    values.shape = ir.Shape([part.kv_heads, part.width // part.cut, "C", part.cut])
+    cut = cut_of(kv_heads, width)
+    past[0].shape = ir.Shape([kv_heads, "C", width])
+    past[1].shape = ir.Shape([kv_heads, width // cut, "C", cut])
 
 
 def part_of(model: ir.Model, node: ir.Node) -> Part:

@@ -25,12 +25,23 @@ from eagle_export.recipes.attention import (
     head_major,
     part_of,
 )
-from eagle_export.recipes.graph import Pass, insert, insert_all, made_by, made_of, number_of, only_reader, replace
+from eagle_export.recipes.convolutions import Convolutions, convolution_nodes, convolution_of
+from eagle_export.recipes.graph import (
+    Pass,
+    insert,
+    insert_all,
+    made_by,
+    made_of,
+    number_of,
+    only_reader,
+    replace,
+    take_place,
+)
 from eagle_export.recipes.int8_cache import Int8Cache
 from eagle_export.recipes.multipliers import Multipliers
 from eagle_export.recipes.native_experts import NativeExperts
 from eagle_export.recipes.native_products import LANES, JoinedSteps, NativeProducts, attributes_of, sum_after
-from eagle_export.recipes.native_steps import DOMAIN, KINDS, JoinedRuns
+from eagle_export.recipes.native_steps import CONVOLUTION, DOMAIN, KINDS, JoinedRuns
 from eagle_export.recipes.plan import Passes, apply
 from eagle_export.recipes.same_bits import NativeRotations
 from eagle_runtime.bundle.graph import SCALE
@@ -45,15 +56,23 @@ def both_forms(passes: Passes, model: ir.Model) -> tuple[dict[str, str], ir.Mode
     the native form; None where it has none."""
     exact = tuple(step for step in passes if isinstance(step, (ExactAttention, Int8Cache)))
     if not exact:
-        return apply(passes, model), None
+        return apply(passes, model) | Convolutions(in_heads=False).apply(model), None
     done = Multipliers().apply(model)
     done |= apply(tuple(step for step in passes if step not in exact), model)
     attention = NativeAttention(in_bytes=isinstance(exact[0], Int8Cache))
     native = model.clone() if attention.fits(model) else None
-    done |= apply(exact, model)
+    done |= apply(exact, model) | Convolutions(in_heads=True).apply(model)
     if native is not None:
         products = NativeExperts(), NativeProducts(), JoinedSteps()
-        for step in (NormsOfRows(), attention, *products, NativeNorms(), NativeRotations(), JoinedRuns()):
+        for step in (
+            NormsOfRows(),
+            attention,
+            NativeConvolutions(),
+            *products,
+            NativeNorms(),
+            NativeRotations(),
+            JoinedRuns(),
+        ):
             step.apply(native)
         RemoveUnusedNodesPass()(native)
     return done, native
@@ -110,13 +129,39 @@ class NativeAttention(AttentionPass):
             part = part_of(model, node)
             changed[str(node.outputs[0].name)] = "one operator"
             new = attend(model, node, part)
-            head_major(part)
+            head_major(part.past, part.kv_heads, part.width)
             for past in part.past:
                 past.type = ir.TensorType(ir.DataType.FLOAT16)
             if self.in_bytes:
                 _rows_of_bytes(part, new)
         graph_input(model, "tree_mask").shape = ir.Shape([1, 1, "T", "T"])
         model.opset_imports[DOMAIN] = 1
+        return changed
+
+
+@dataclass(frozen=True, slots=True)
+class NativeConvolutions(Pass[ir.Node]):
+    """Replaces every short convolution by the operator, whose past is as that of NativeAttention, in fp16."""
+
+    name = "native convolutions"
+
+    def pattern(self, model: ir.Model) -> list[ir.Node]:
+        return convolution_nodes(model)
+
+    def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
+        changed = {}
+        ids, mask = graph_input(model, "position_ids"), graph_input(model, "tree_mask")
+        for node in matches:
+            part = convolution_of(node)
+            head_major(part.past, part.heads, part.width)
+            for past in part.past:
+                past.type = ir.TensorType(ir.DataType.FLOAT16)
+            inputs = [part.inputs, *part.past, ids, mask, part.weight, *([] if part.bias is None else [part.bias])]
+            new = insert_all(node, CONVOLUTION, inputs, 3, DOMAIN, kv_heads=part.heads, width=part.width)
+            for old, made in zip(node.outputs, new, strict=True):
+                take_place(old, made)
+            model.graph.remove(node, safe=True)
+            changed[str(new[0].name)] = "one operator"
         return changed
 
 

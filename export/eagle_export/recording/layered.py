@@ -62,7 +62,8 @@ class LayeredModel:
         real_tables(model)
         self.config, self._model = model.config, model.model
         self.layers: Sequence[nn.Module] = self._model.layers  # without weights
-        self._load(self._model.norm, "model.norm.")
+        self._norm: nn.Module = getattr(self._model, self._family.last_norm)
+        self._load(self._norm, f"model.{self._family.last_norm}.")
         self.hidden: list[Tensor] = []
         self.next = 0
         self._batches = batches([len(text) for text in texts])
@@ -85,7 +86,7 @@ class LayeredModel:
     @torch.inference_mode()
     def last_hidden(self, text: int) -> Tensor:
         """Returns [1, T, H] after the last norm, which the LM head reads."""
-        normed: Tensor = self._model.norm(self.hidden[text])
+        normed: Tensor = self._norm(self.hidden[text])
         return normed
 
     @torch.inference_mode()
@@ -112,7 +113,7 @@ class LayeredModel:
         ids = sorted({token for text in texts for token in text})
         place = {token: number for number, token in enumerate(ids)}
         before = {f"model.{name}": part for name, part in self._model.named_children()}  # the first layer
-        del before["model.layers"], before["model.norm"]
+        del before["model.layers"], before[f"model.{self._family.last_norm}"]
         for name, part in before.items():
             if isinstance(part, nn.Embedding):
                 part.weight = nn.Parameter(self._stored[f"{name}.weight"].read()[ids].float(), requires_grad=False)

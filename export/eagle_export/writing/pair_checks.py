@@ -15,7 +15,9 @@ from eagle_export.recipes.plan import routes_experts
 from eagle_runtime.base.errors import TemplateError
 from eagle_runtime.text.tokenizer import Text
 
+# What backends other than cpu do not have, nor an int8 cache.
 SEVERAL_SHAPES = "layers with keys of several shapes"
+CONVOLUTIONS = "layers with a convolution in the place of attention"
 
 
 def check_settings(pair: Pair, backend: str, cache_precision: str | None, draft_vocab: int | None) -> None:
@@ -30,15 +32,15 @@ def check_settings(pair: Pair, backend: str, cache_precision: str | None, draft_
         "layers with a sliding window": any(pair.windows),
         "attention with bounded scores": pair.bounded_scores,
         "attention with sinks": pair.has_sinks,
+        CONVOLUTIONS: pair.family.convolution != "",
         SEVERAL_SHAPES: pair.several_shapes,
     }
     what = next((reason for reason, holds in reasons.items() if holds), None)
     if cache_precision is not None and what is not None:
         raise ExportError(f"{target} has {what}, which an int8 cache cannot have; export it without one")
-    if pair.several_shapes and backend != "cpu":
-        raise ExportError(
-            f"{target} has {SEVERAL_SHAPES}, which backend {backend} cannot run; export it for backend cpu"
-        )
+    on_cpus = next((reason for reason in (CONVOLUTIONS, SEVERAL_SHAPES) if reasons[reason]), None)
+    if on_cpus is not None and backend != "cpu":
+        raise ExportError(f"{target} has {on_cpus}, which backend {backend} cannot run; export it for backend cpu")
     if pair.bounded_scores and backend in ("tensorrt", "tensorrt-rtx"):
         raise ExportError(
             f"{target} is a {pair.family.name} model: its attention has bounded scores, which TensorRT cannot run; "

@@ -66,7 +66,10 @@ class Family:
     query and key weights, so that RoPE as Llama has it (dimensions i and i + d/2) gives the same attention scores.
     windows: config -> for each layer the number of keys that a row sees, itself included; None for all.
     rows: config -> shapes of keys and values; the first are those that config names.
+    attention_layers: config -> number of layers with attention. convolution: name of the part that others have in its
+    place (graphs/short_convolutions.py); "": all have attention.
     rotary_layers: config -> number of layers that rotate queries; those of them that have keys rotate these too.
+    mlp_norm, last_norm: names of a norm of each layer, as that before its MLP, and of the one after the last layer.
     linked: whether layers read more than the hidden state before them, so that no layer is like another.
     context: config -> the longest text for which the graph computes what transformers does.
     logits: config, the LM head's output [..., V] -> logits [..., V].
@@ -87,7 +90,11 @@ class Family:
     neighbours: bool = False
     windows: Callable[[Config], Windows] = lambda config: (None,) * int(config.num_hidden_layers)
     rows: Callable[[Config], Rows] = equal_rows
+    attention_layers: Callable[[Config], int] = lambda config: int(config.num_hidden_layers)
+    convolution: str = ""
     rotary_layers: Callable[[Config], int] = lambda config: int(config.num_hidden_layers)
+    mlp_norm: str = "post_attention_layernorm"
+    last_norm: str = "norm"
     linked: bool = False
     context: Callable[[Config], int] = lambda config: int(config.max_position_embeddings)
     logits: Callable[[Config, Tensor], Tensor] = lambda config, logits: logits

@@ -18,6 +18,7 @@ from eagle_export.reading.families import (
     gpt_oss,
     granite,
     hunyuan,
+    lfm2,
     llama,
     mistral,
     olmo,
@@ -31,7 +32,7 @@ from eagle_export.reading.families.nested import WHOLES
 
 MODULES = (
     llama, mistral, qwen, phi3, gemma, gemma4, smollm3, granite, olmo, glm, ernie, hunyuan, exaone, seed, arcee,
-    gpt_oss,
+    gpt_oss, lfm2,
 )  # fmt: skip
 FAMILIES: dict[str, Family] = {each.model_type: each for module in MODULES for each in module.FAMILIES}
 
