@@ -62,7 +62,11 @@ def write_gguf(folder: Path, path: Path, kind: str = "f32", *, pre: str = "gpt-2
     if (folder / "tokenizer.json").is_file():
         _tokenizer(writer, folder, config, pre)
     for each, values in _tensors(source, config, name):
-        quantised = kind != "f32" and values.ndim > 1 and not each.endswith(("gate_inp.weight", ".bias"))
+        quantised = (
+            kind != "f32"
+            and values.ndim > 1
+            and not each.endswith(("gate_inp.weight", ".bias", "shortconv.conv.weight"))
+        )
         form = gguf.GGMLQuantizationType[KINDS[kind] if quantised else "F32"]
         stored = quantize(np.ascontiguousarray(values, dtype=np.float32), form)
         writer.add_tensor(each, stored, raw_dtype=form)
@@ -86,8 +90,13 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(heads)
-    writer.add_head_count_kv(layer.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if name != "lfm2":
+        writer.add_head_count_kv(layer.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.norm_eps if name == "lfm2" else config.rms_norm_eps)
+    if name == "lfm2":
+        writer.add_head_count_kv([config.num_key_value_heads * (kind != "conv") for kind in config.layer_types])
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+        writer.add_feed_forward_length(_adjusted_width(config))
     if name not in ("gemma", "gemma2"):
         alpha = full.get("alpha") or 1.0  # of Hunyuan, whose converter writes the base that it makes
         writer.add_rope_freq_base(full["rope_theta"] * alpha ** (width / (width - 2)))
@@ -157,6 +166,15 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
+def _adjusted_width(config: Any) -> int:
+    """Of LFM2's MLP."""
+    width = int(config.intermediate_size)
+    if config.block_auto_adjust_ff_dim:
+        width = int(config.block_ffn_dim_multiplier * int(2 * width / 3))
+        width = -(-width // config.block_multiple_of) * int(config.block_multiple_of)
+    return width
+
+
 def _gemma4_metadata(writer: Any, config: Any) -> None:
     """In the converter's order; what the metadata of all had is overwritten."""
     first, last = config.per_layer_config[0], config.per_layer_config[config.num_hidden_layers - 1]
@@ -214,6 +232,7 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
         if name == "granitemoe":  # by the names of Qwen3-MoE, which the package knows
             full = full.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp")
         values = values.reshape(-1) if full.endswith("correction_bias") else values
+        values = values.squeeze(1) if full.endswith(".conv.conv.weight") else values
         full = full.replace("e_score_correction_bias", "e_score_correction.bias")
         base, _, kind = (f"{full}.weight" if full.endswith((".sinks", ".layer_scalar")) else full).rpartition(".")
         if ".experts." in base:

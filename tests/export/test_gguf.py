@@ -136,6 +136,9 @@ ROWS = {
             "rope_parameters": {"full_attention": PROPORTIONAL, "sliding_attention": {**NEAR, "rope_theta": 2e4}},
         },
     ),
+    "LFM2": Row(
+        "lfm2", {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "tie_word_embeddings": True}
+    ),
     "SmolLM3": Row("smollm3", {"num_hidden_layers": 5}),
     "Granite": Row("granite", SCALES),
     "Granite, with experts": Row("granitemoe", {"num_local_experts": 4, **SCALES}),
@@ -559,6 +562,27 @@ def test_a_gemma4_of_which_one_layer_has_values_is_refused(files: Callable[..., 
     path = changed(plain, tmp_path / "one.gguf", tensor("blk.3.attn_v.weight", np.zeros((44, 64), np.float32)))
     with pytest.raises(ExportError, match=r"has tensor 'blk\.3\.attn_v\.weight', but none such of another layer"):
         open_gguf(path)
+
+
+LFM2_REFUSED = {
+    "no list": (
+        key("lfm2.attention.head_count_kv", 2),
+        "'model.layers.0.conv.conv.weight' is not used by this kind of model",
+    ),
+    "two numbers": (key("lfm2.attention.head_count_kv", [1, 2, 0]), "is [1, 2, 0], not one number and zeros"),
+    "no attention": (key("lfm2.attention.head_count_kv", [0, 0, 0]), "is [0, 0, 0], not one number and zeros"),
+    "short list": (key("lfm2.attention.head_count_kv", [0, 2]), "of all layers or of each of 3"),
+    "tokens unknown": (key("lfm2.shortconv.l_cache", None), "lfm2.shortconv.l_cache is missing"),
+    "other weights": (tensor("blk.0.shortconv.conv.weight", np.zeros((64, 4), np.float32)), "asks for [64, 1, 3]"),
+}
+
+
+@pytest.mark.parametrize("name", LFM2_REFUSED)
+def test_an_lfm2_that_contradicts_itself_is_refused(files: Callable[..., Path], tmp_path: Path, name: str) -> None:
+    change, message = LFM2_REFUSED[name]
+    path = changed(files("LFM2"), tmp_path / "changed.gguf", change)
+    with pytest.raises(ExportError, match=re.escape(message)):
+        export(path, None, tmp_path / "bundle", certify=False)
 
 
 def test_olmo3_has_a_base_of_its_own_in_windows_if_a_file_says_so(files: Callable[..., Path], tmp_path: Path) -> None:

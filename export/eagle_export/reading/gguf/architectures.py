@@ -15,6 +15,7 @@ from eagle_export.reading.gguf.gemma4 import gemma4_config
 from eagle_export.reading.gguf.rope import rope_parameters
 
 Config = dict[str, Any]
+Shape = tuple[int, ...]
 TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -54,8 +55,8 @@ class Architecture:
     names of what belongs to no layer. turned: whether rows of queries and keys are in llama.cpp's order. norm_added:
     what the gains of norms have in addition to the checkpoint's. partly: whether a part of each head may be rotated
     alone. experts: part of a block -> name of an expert's, with {} for its number. bare: parts of a block whose names
-    in a layer end with them, without "weight". one_row: parts that are vectors in a file and matrices of one row in a
-    checkpoint. eps: of norms, where a file need not say it."""
+    in a layer end with them, without "weight". shaped: part -> its shape in a checkpoint, made of that in a file. eps:
+    of norms, where a file need not say it."""
 
     model_type: str
     layer: Mapping[str, str]
@@ -67,7 +68,7 @@ class Architecture:
     partly: bool = False
     experts: Mapping[str, str] = field(default_factory=dict)
     bare: tuple[str, ...] = ()
-    one_row: tuple[str, ...] = ()
+    shaped: Mapping[str, Callable[[Shape], Shape]] = field(default_factory=dict)
     eps: float | None = None
 
 
@@ -276,6 +277,25 @@ def _glm4_moe(file: GgufFile, config: Config) -> Config:
     }
 
 
+def _lfm2(file: GgufFile) -> Config:
+    """Layers with a convolution have no key/value heads."""
+    key = "attention.head_count_kv"
+    heads = file.each_layer(key, least=0)
+    if len(counts := set(heads) - {0}) != 1:
+        raise ExportError(f"{file.path}: metadata {file.architecture}.{key} is {heads}, not one number and zeros")
+    return {
+        "intermediate_size": file.integer("feed_forward_length"),
+        "block_auto_adjust_ff_dim": False,
+        "num_key_value_heads": counts.pop(),
+        "layer_types": ["full_attention" if each else "conv" for each in heads],
+        "conv_L_cache": file.integer("shortconv.l_cache"),
+        "norm_eps": file.number("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": rope_parameters(
+            file, file.integer("embedding_length") // file.integer("attention.head_count")
+        ),
+    }
+
+
 def _seed_oss(file: GgufFile, config: Config) -> Config:
     return {**_biases(file, config), "attention_out_bias": "blk.0.attn_output.bias" in file.tensors}
 
@@ -347,7 +367,7 @@ ARCHITECTURES = {
         _ernie_moe,
         experts=EXPERTS,
         bare=(CORRECTED,),
-        one_row=(CORRECTED,),
+        shaped={CORRECTED: lambda shape: (1, *shape)},
     ),
     "glm4moe": Architecture(
         "glm4_moe",
@@ -371,6 +391,22 @@ ARCHITECTURES = {
         _biases,
     ),
     "exaone4": Architecture("exaone4", NORMS_AFTER, _exaone4),
+    "lfm2": Architecture(
+        "lfm2",
+        {
+            **PROJECTIONS,
+            "attn_output": "self_attn.out_proj",
+            "attn_q_norm": "self_attn.q_layernorm",
+            "attn_k_norm": "self_attn.k_layernorm",
+            **{f"ffn_{name}": f"feed_forward.{part}" for name, part in (("gate", "w1"), ("down", "w2"), ("up", "w3"))},
+            **{f"shortconv.{name}": f"conv.{name}" for name in ("in_proj", "conv", "out_proj")},
+            "attn_norm": "operator_norm",
+            "ffn_norm": "ffn_norm",
+        },
+        layers=_lfm2,
+        top={**TOP, **dict.fromkeys(("token_embd_norm.weight", "output_norm.weight"), "model.embedding_norm.weight")},
+        shaped={"shortconv.conv": lambda shape: (shape[0], 1, *shape[1:])},
+    ),
     "seed_oss": Architecture(
         "seed_oss",
         {**PROJECTIONS, **MLP, "attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"},

@@ -78,14 +78,15 @@ class GgufFile:
         """Returns a number of things that a model may go without, 0 where it is not said. Raises ExportError."""
         return self.integer(key, 0, 0)
 
-    def each_layer(self, key: str) -> list[int]:
-        """Returns a whole number of each layer, 1 or more, from a list of them or one of all. Raises ExportError."""
+    def each_layer(self, key: str, least: int = 1) -> list[int]:
+        """Returns a whole number of each layer, `least` or more, from a list of them or one of all. Raises
+        ExportError."""
         stated = self._value(key, None)
         numbers = stated if isinstance(stated, list) else [stated] * self.layers
-        if len(numbers) != self.layers or not all(type(each) is int and each > 0 for each in numbers):
+        if len(numbers) != self.layers or not all(type(each) is int and each >= least for each in numbers):
             raise ExportError(
-                f"{self.path}: metadata {self.architecture}.{key} is {str(stated)[:60]}, but must be a whole number, 1 "
-                f"or more, of all layers or of each of {self.layers}; {ADVICE}"
+                f"{self.path}: metadata {self.architecture}.{key} is {str(stated)[:60]}, but must be a whole number, "
+                f"{least} or more, of all layers or of each of {self.layers}; {ADVICE}"
             )
         return numbers
 

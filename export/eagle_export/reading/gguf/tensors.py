@@ -145,7 +145,7 @@ def _parts(
     if (top := architecture.top.get(entry.name)) is not None:
         yield top, _tensor(entry, top, architecture)
         return
-    match = re.fullmatch(r"blk\.(\d+)\.([a-z0-9_]+?)(?:\.(\d+))?\.(weight|bias)", entry.name)
+    match = re.fullmatch(r"blk\.(\d+)\.([a-z0-9_.]+?)(?:\.(\d+))?\.(weight|bias)", entry.name)
     if match is None:
         raise _unknown(file, entry)
     number, part, expert, kind = match.groups()
@@ -175,8 +175,8 @@ def _parts(
     if part not in architecture.layer or expert is not None:
         raise _unknown(file, entry)
     name = f"{layer}.{architecture.layer[part]}" + ("" if part in architecture.bare else f".{kind}")
-    if part in architecture.one_row:
-        entry = replace(entry, shape=(1, math.prod(entry.shape)))
+    if part in architecture.shaped:
+        entry = replace(entry, shape=architecture.shaped[part](entry.shape))
     tensor = _tensor(entry, name, architecture)
     if architecture.turned and part in ("attn_q", "attn_k"):
         tensor = replace(tensor, heads=heads if part == "attn_q" else kv_heads)
