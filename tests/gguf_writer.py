@@ -34,7 +34,9 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "ernie4_5_moe": "ernie4_5-moe",
     "glm4_moe": "glm4moe",
+    "lfm2_moe": "lfm2moe",
 }
+LFM2 = ("lfm2", "lfm2moe")
 TURNED = ("llama", "smollm3", "granite", "granitemoe", "arcee", "mistral3")
 KINDS = {
     "f32": "F32",
@@ -90,13 +92,13 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(heads)
-    if name != "lfm2":
+    if name not in LFM2:
         writer.add_head_count_kv(layer.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.norm_eps if name == "lfm2" else config.rms_norm_eps)
-    if name == "lfm2":
+    writer.add_layer_norm_rms_eps(config.norm_eps if name in LFM2 else config.rms_norm_eps)
+    if name in LFM2:
         writer.add_head_count_kv([config.num_key_value_heads * (kind != "conv") for kind in config.layer_types])
         writer.add_shortconv_l_cache(config.conv_L_cache)
-        writer.add_feed_forward_length(_adjusted_width(config))
+        writer.add_feed_forward_length(_adjusted_width(config) if name == "lfm2" else config.intermediate_size)
     if name not in ("gemma", "gemma2"):
         alpha = full.get("alpha") or 1.0  # of Hunyuan, whose converter writes the base that it makes
         writer.add_rope_freq_base(full["rope_theta"] * alpha ** (width / (width - 2)))
@@ -160,6 +162,10 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_weights_norm(config.norm_topk_prob)
+    if name == "lfm2moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if name == "gpt-oss":
         writer.add_expert_feed_forward_length(config.intermediate_size)
     if name == "qwen3moe":
@@ -234,13 +240,14 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
         values = values.reshape(-1) if full.endswith("correction_bias") else values
         values = values.squeeze(1) if full.endswith(".conv.conv.weight") else values
         full = full.replace("e_score_correction_bias", "e_score_correction.bias")
+        full = full.replace(".expert_bias", ".expert_bias.bias")
         base, _, kind = (f"{full}.weight" if full.endswith((".sinks", ".layer_scalar")) else full).rpartition(".")
         if ".experts." in base:
             before, _, after = base.partition(".experts.")
             number, part = after.split(".")
             key = (
                 f"{before}.experts.{part}".replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward")
-                if name == "llama"
+                if name in ("llama", "lfm2moe")
                 else f"{before}.experts.{part}"
             )
             experts.setdefault(f"{key}.{kind}", {})[int(number)] = values

@@ -129,6 +129,16 @@ ROWS = {
             "conv_L_cache": 5,
         },
     ),
+    "LFM2, with experts": Row(
+        "lfm2_moe",
+        {
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+            "num_dense_layers": 3,
+            "moe_intermediate_size": 24,
+            "num_experts": 4,
+            "num_experts_per_tok": 3,
+        },
+    ),
     "SmolLM3": Row("smollm3", {"no_rope_layer_interval": 2}),
     "Granite": Row("granite", MULTIPLIERS),
     "OLMo-2": Row("olmo2"),

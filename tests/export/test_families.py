@@ -184,6 +184,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {},
         "a layer is of type 'mamba', not 'conv' or 'full_attention'",
     ),
+    "experts without a correction": ("LFM2, with experts", {"use_expert_bias": False}, {}, "use_expert_bias is false"),
     "an odd number of heads": (
         "LFM2",
         {"num_attention_heads": 1, "num_key_value_heads": 1},
@@ -337,6 +338,7 @@ MIXTURES = (
     "ERNIE 4.5, with experts",
     "GLM-4.5-Air",
     "Granite, with experts",
+    "LFM2, with experts",
 )
 # Whose bits no processor changes. Routers, a cap of logits and norms between products are ONNX Runtime's, and so are
 # rotations of heads of width 8, which no published model has.

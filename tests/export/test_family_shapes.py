@@ -59,6 +59,12 @@ SHAPES: dict[str, dict[str, Any]] = {
         "sliding_window": 300,
         "final_logit_softcapping": 30.0,
     },
+    "lfm2": {
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "layer_types": ["conv", "full_attention"],
+    },
     "smollm3": {
         "hidden_size": 2048,
         "num_attention_heads": 16,
@@ -143,7 +149,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 SCALED = {"gemma4_text": 256**-0.5}  # gains of queries, where attention divides scores by nothing
-UNBUILT = {"gemma2", "gemma4_text"}  # refused: bounds of scores, and keys of several shapes
+UNBUILT = {"gemma2", "gemma4_text", "lfm2"}  # refused: bounds of scores, keys of several shapes, convolutions
 
 
 @pytest.fixture

@@ -139,6 +139,17 @@ ROWS = {
     "LFM2": Row(
         "lfm2", {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "tie_word_embeddings": True}
     ),
+    "LFM2, with experts": Row(
+        "lfm2_moe",
+        {
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "num_hidden_layers": 4,
+            "num_dense_layers": 1,
+            "moe_intermediate_size": 32,
+            "tie_word_embeddings": True,
+            **EXPERTS,
+        },
+    ),
     "SmolLM3": Row("smollm3", {"num_hidden_layers": 5}),
     "Granite": Row("granite", SCALES),
     "Granite, with experts": Row("granitemoe", {"num_local_experts": 4, **SCALES}),

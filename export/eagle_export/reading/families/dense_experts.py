@@ -31,7 +31,7 @@ class Expert(nn.Module):
         self.gate_proj = nn.Linear(hidden, width, bias=experts.biased)
         self.up_proj = nn.Linear(hidden, width, bias=experts.biased)
         self.down_proj = nn.Linear(width, hidden, bias=experts.biased)
-        self.act_fn = ACT2FN[config.hidden_act]
+        self.act_fn = ACT2FN[getattr(config, "hidden_act", "silu")]  # which LFM2's does not state
         self.gated = None if experts.gated is None else partial(experts.gated, config)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -144,6 +144,17 @@ def row_sums(values: Tensor) -> Tensor:
     return first
 
 
+def by_sigmoids(config: Config, scores: Tensor, correction: Tensor, least: float) -> tuple[Tensor, Tensor]:
+    """As Experts.chosen says: corrected sigmoids choose experts, whose own are their weights. least: what is added to
+    the weights' sum, by which they are divided."""
+    shares = scores.sigmoid()
+    which = (shares + correction).topk(int(config.num_experts_per_tok))[1]
+    best = shares.gather(-1, which)
+    if config.norm_topk_prob:
+        best = best / (row_sums(best) + least)
+    return best * float(config.routed_scaling_factor), which
+
+
 def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """rope_theta (default 10000, for any target) and scaling of a Llama-like config, as arguments of LlamaConfig.
 

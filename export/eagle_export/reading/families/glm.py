@@ -5,27 +5,14 @@ layers, with an MLP that reads every row besides; corrected sigmoids choose expe
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
 
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
-from eagle_export.reading.families.family import Config, Experts, Family, no_moving_rope, row_sums
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from eagle_export.reading.families.family import Experts, Family, by_sigmoids, no_moving_rope
 
 GLM = Family(name="GLM-4", model_type="glm", causal_lm="GlmForCausalLM", neighbours=True)
 GLM4 = replace(GLM, name="GLM-4-0414", model_type="glm4", causal_lm="Glm4ForCausalLM", layer_norms=4)
-
-
-def chosen(config: Config, scores: Tensor, correction: Tensor) -> tuple[Tensor, Tensor]:
-    """As Experts.chosen says."""
-    shares = scores.sigmoid()
-    which = (shares + correction).topk(int(config.num_experts_per_tok))[1]
-    best = shares.gather(-1, which)
-    if config.norm_topk_prob:
-        best = best / (row_sums(best) + 1e-20)
-    return best * float(config.routed_scaling_factor), which
 
 
 def refuse(checkpoint: Checkpoint) -> None:
@@ -48,7 +35,7 @@ GLM4_MOE = Family(
         count=lambda config: int(config.n_routed_experts),
         width=lambda config: int(config.moe_intermediate_size),
         renormalised=lambda config: bool(config.norm_topk_prob),
-        chosen=chosen,
+        chosen=partial(by_sigmoids, least=1e-20),
         correction="gate.e_score_correction_bias",
         shared="shared_experts",
     ),

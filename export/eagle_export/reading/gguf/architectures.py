@@ -42,10 +42,19 @@ NORMS_AFTER = {**PROJECTIONS, **MLP, **AFTER, **QK_NORMS}
 EXPERTS = {f"ffn_{name}": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")}
 SHARED = {f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")}
 CORRECTED = "exp_probs_b"  # what is added to the shares by which experts are chosen
-MIXTRAL = {
-    f"ffn_{name}": f"block_sparse_moe.experts.{{}}.{part}"
-    for name, part in zip(("gate", "down", "up"), ("w1", "w2", "w3"), strict=True)
+W123 = {"gate": "w1", "down": "w2", "up": "w3"}
+MIXTRAL = {f"ffn_{name}": f"block_sparse_moe.experts.{{}}.{part}" for name, part in W123.items()}
+LFM2_NAMES = {
+    **PROJECTIONS,
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    **{f"ffn_{name}": f"feed_forward.{part}" for name, part in W123.items()},
+    **{f"shortconv.{name}": f"conv.{name}" for name in ("in_proj", "conv", "out_proj")},
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
 }
+LFM2_TOP = {**TOP, **dict.fromkeys(("token_embd_norm.weight", "output_norm.weight"), "model.embedding_norm.weight")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,10 +305,22 @@ def _lfm2(file: GgufFile) -> Config:
     }
 
 
+def _lfm2_moe(file: GgufFile, config: Config) -> Config:
+    return {
+        "num_experts": file.integer("expert_count"),
+        "num_experts_per_tok": file.integer("expert_used_count"),
+        "moe_intermediate_size": file.integer("expert_feed_forward_length"),
+        "num_dense_layers": file.count("leading_dense_block_count"),
+        "routed_scaling_factor": file.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": True,  # llama.cpp always does it
+    }
+
+
 def _seed_oss(file: GgufFile, config: Config) -> Config:
     return {**_biases(file, config), "attention_out_bias": "blk.0.attn_output.bias" in file.tensors}
 
 
+LFM2_SHAPED: Mapping[str, Callable[[Shape], Shape]] = {"shortconv.conv": lambda shape: (shape[0], 1, *shape[1:])}
 ARCHITECTURES = {
     "llama": Architecture("llama", LLAMA_NAMES, _llama, turned=True),
     "qwen2": Architecture("qwen2", LLAMA_NAMES, _no_window),
@@ -391,21 +412,16 @@ ARCHITECTURES = {
         _biases,
     ),
     "exaone4": Architecture("exaone4", NORMS_AFTER, _exaone4),
-    "lfm2": Architecture(
-        "lfm2",
-        {
-            **PROJECTIONS,
-            "attn_output": "self_attn.out_proj",
-            "attn_q_norm": "self_attn.q_layernorm",
-            "attn_k_norm": "self_attn.k_layernorm",
-            **{f"ffn_{name}": f"feed_forward.{part}" for name, part in (("gate", "w1"), ("down", "w2"), ("up", "w3"))},
-            **{f"shortconv.{name}": f"conv.{name}" for name in ("in_proj", "conv", "out_proj")},
-            "attn_norm": "operator_norm",
-            "ffn_norm": "ffn_norm",
-        },
+    "lfm2": Architecture("lfm2", LFM2_NAMES, layers=_lfm2, top=LFM2_TOP, shaped=LFM2_SHAPED),
+    "lfm2moe": Architecture(
+        "lfm2_moe",
+        {**LFM2_NAMES, "ffn_gate_inp": "feed_forward.gate", CORRECTED: "feed_forward.expert_bias"},
+        _lfm2_moe,
         layers=_lfm2,
-        top={**TOP, **dict.fromkeys(("token_embd_norm.weight", "output_norm.weight"), "model.embedding_norm.weight")},
-        shaped={"shortconv.conv": lambda shape: (shape[0], 1, *shape[1:])},
+        top=LFM2_TOP,
+        experts={f"ffn_{name}": f"feed_forward.experts.{{}}.{part}" for name, part in W123.items()},
+        bare=(CORRECTED,),
+        shaped=LFM2_SHAPED,
     ),
     "seed_oss": Architecture(
         "seed_oss",
