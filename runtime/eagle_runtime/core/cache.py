@@ -6,7 +6,7 @@ import math
 import mmap
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,10 @@ class Cache(ABC):
         """Bytes of one row in all layers; 0 as above."""
         return 0
 
+    def each(self) -> Iterator[Any]:
+        """The caches that hold the rows: itself, or one for each shape of heads (mixed_cache.py)."""
+        yield self
+
     def shrink(self) -> None:
         """Free what an empty cache does not need."""
         assert self.length == 0
@@ -140,10 +144,6 @@ class Cache(ABC):
     def truncate(self, length: int) -> None:
         """Drop every row from `length` on."""
         assert 0 <= length <= self.length
-        self.length = length
-
-    def follow(self, length: int) -> None:
-        """Have the length of the cache that this one is a part of (mixed_cache.py)."""
         self.length = length
 
     def pretend(self, length: int) -> None:

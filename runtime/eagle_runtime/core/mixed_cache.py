@@ -23,9 +23,8 @@ class MixedCache(Cache):
         self.in_place = parts[0].in_place
 
     def each(self) -> Iterator[Part]:
-        """The parts, with the rows of all."""
         for part in self.parts:
-            part.follow(self.length)
+            part.length = self.length
             yield part
 
     def watch_growth(self, called: Callable[[int], None] | None) -> None:

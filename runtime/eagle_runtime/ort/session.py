@@ -220,7 +220,7 @@ class OrtSession(BoundSession):
         sizes: dict[str, int] = {}
         for name in self.inputs:
             self._feed(name, feeds[name], sizes)
-        for number, part in enumerate(cache.each() if isinstance(cache, MixedCache) else (cache,)):
+        for number, part in enumerate(cache.each()):
             if isinstance(part, HeadMajorCache):
                 self._bind_head_major(number, part, rows)
             else:

@@ -7,8 +7,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from eagle_runtime.core.cache import KVCache
-from eagle_runtime.core.mixed_cache import MixedCache, Part
+from eagle_runtime.core.cache import Cache, KVCache
+from eagle_runtime.core.mixed_cache import Part
 
 MOST_TEXTS, MOST_SHAPES = 64, 4  # of one pass, and of its layers' caches (kernels/src/attention.cpp)
 
@@ -24,10 +24,9 @@ class Announcement:
         self._call: Any = library.eagle_next_texts
         self._call.argtypes, self._call.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64], ctypes.c_int
 
-    def __call__(self, caches: Sequence[Part | MixedCache]) -> None:
+    def __call__(self, caches: Sequence[Cache]) -> None:
         """caches: of the texts, in the order of their rows; none: the next pass is of one text again."""
-        parts = [cache.parts if isinstance(cache, MixedCache) else (cache,) for cache in caches]
-        shapes = list(zip(*parts, strict=True)) or [()]
+        shapes = list(zip(*(cache.each() for cache in caches), strict=True)) or [()]
         numbers = [number for shape in shapes for part in shape for number in _numbers(part)]
         if self._call((ctypes.c_int64 * len(numbers))(*numbers), len(caches), len(shapes)) != 0:
             raise AssertionError(f"{len(caches)} texts in one pass; the caller keeps to MOST_TEXTS")
