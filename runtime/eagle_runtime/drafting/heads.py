@@ -15,39 +15,14 @@ from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.one_call import OneCallHead
 from eagle_runtime.drafting.transitions import Transitions
 
-Maker = Callable[[Session, Manifest, int, int, Transitions | None], HeadOfText]  # as head_of
-
-
-def _recurrent(
-    session: Session, manifest: Manifest, capacity: int, scratch: int, transitions: Transitions | None
-) -> HeadOfText:
-    vocab = manifest.target.vocab_size
-    if isinstance(session, OneCallSession):  # an engine that grows whole trees
-        return OneCallHead(session, capacity, vocab)
-    return Head(session, capacity, scratch, vocab)
-
-
-def _block(
-    session: Session, manifest: Manifest, capacity: int, scratch: int, transitions: Transitions | None
-) -> HeadOfText:
-    assert manifest.head is not None and manifest.head.block is not None  # read_manifest
-    return BlockHead(session, capacity, scratch, manifest.head.block, transitions, manifest.target.vocab_size)
-
-
-HEADS: Mapping[HeadKind, Maker] = {
-    "eagle1": _recurrent,
-    "eagle3": _recurrent,
-    "mtp": _recurrent,
-    "block": _block,
-    "assistant": lambda session, manifest, capacity, scratch, _: AssistantHead(
-        session, capacity, scratch, manifest.target.vocab_size
-    ),
-    "medusa": lambda session, manifest, capacity, scratch, _: MedusaHeads(
-        session, capacity, scratch, manifest.target.vocab_size
-    ),
-    "hydra": lambda session, manifest, capacity, scratch, _: HydraHeads(
-        session, capacity, scratch, manifest.target.vocab_size
-    ),
+# Kinds but for block heads, which head_of makes.
+HEADS: Mapping[HeadKind, Callable[[Session, int, int, int], HeadOfText]] = {
+    "eagle1": Head,
+    "eagle3": Head,
+    "mtp": Head,
+    "assistant": AssistantHead,
+    "medusa": MedusaHeads,
+    "hydra": HydraHeads,
 }
 
 
@@ -57,4 +32,9 @@ def head_of(
     """Returns the head of a bundle that has one. capacity: tokens of its cache. scratch: as in Head. transitions: a
     block head's."""
     assert manifest.head is not None
-    return HEADS[manifest.head.kind](session, manifest, capacity, scratch, transitions)
+    vocab = manifest.target.vocab_size
+    if manifest.head.block is not None:
+        return BlockHead(session, capacity, scratch, manifest.head.block, transitions, vocab)
+    if isinstance(session, OneCallSession):  # an engine that grows whole trees
+        return OneCallHead(session, capacity, vocab)
+    return HEADS[manifest.head.kind](session, capacity, scratch, vocab)
