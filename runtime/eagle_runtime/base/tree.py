@@ -112,6 +112,13 @@ def subtree(root: int, tokens: Int, parents: Int, scores: Float, kept: Int) -> T
     return tree
 
 
+def with_nodes(tree: Tree, kept: Int) -> Tree:
+    """The root and the nodes `kept` (ascending, with every one its parent) of a tree; node 1 counts as 0 in `kept`."""
+    if len(kept) == tree.num_nodes - 1:
+        return tree
+    return subtree(int(tree.tokens[0]), tree.tokens[1:], tree.parents[1:] - 1, tree.scores[1:], kept)
+
+
 def chain_of(root: int, drafted: Sequence[int]) -> Tree:
     """Returns a tree without branches, whose scores are all 0."""
     count = 1 + len(drafted)

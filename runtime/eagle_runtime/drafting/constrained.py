@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from eagle_runtime.base.tree import MAX_DEPTH, Float, Int, Tree, chain_of, node_depths, subtree
+from eagle_runtime.base.tree import MAX_DEPTH, Float, Int, Tree, chain_of, node_depths, with_nodes
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import WINDOW, DraftHead, Proposal, States, Weigher, WrappedHead
@@ -203,7 +203,4 @@ def pruned(tree: Tree, lookahead: Lookahead) -> Tree:
         above = paths[tree.parents[node]]
         path = None if above is None else (*above, int(tree.tokens[node]))
         paths.append(path if path is not None and len(lookahead.cut(path)) == len(path) else None)
-    kept = np.flatnonzero([path is not None for path in paths[1:]])
-    if len(kept) == tree.num_nodes - 1:
-        return tree
-    return subtree(int(tree.tokens[0]), tree.tokens[1:], tree.parents[1:] - 1, tree.scores[1:], kept)
+    return with_nodes(tree, np.flatnonzero([path is not None for path in paths[1:]]))

@@ -77,10 +77,6 @@ class RankCounts:
                 self._emitted[depth, rank] += 1
         self.verifications += 1
 
-    def keep_plan(self, others: int, plan: Plan, costs: Costs) -> None:
-        """Keep the plan of late of trees whose passes `others` more texts share. costs: that it was made of."""
-        self.plans[others] = plan, costs, self.verifications
-
     def chances(self) -> Chances:
         """Returns [L, K] chances that a proposal is emitted after an accepted parent. Depths that were seldom reached
         take after the mean of all depths, which takes after FIRST."""

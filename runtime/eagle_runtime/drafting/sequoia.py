@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_runtime.base.tree import Int, Tree, root_only, subtree
+from eagle_runtime.base.tree import Int, Tree, root_only, with_nodes
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import WINDOW, DraftHead, Proposal, States, Weigher, WrappedHead
@@ -187,7 +187,9 @@ class SequoiaDrafter(Drafter):
         costs = self._costs.now
         first = self._head.catch_up(tokens)
         if first.log_probs[0, 0] > NEVER / 2:
-            tree = _likely(plan.tree.grow(self._head, tokens[-1], first, max_nodes))
+            tree = plan.tree.grow(self._head, tokens[-1], first, max_nodes)
+            # Without nodes that cannot come: of a grammar, or beyond what the head proposes for.
+            tree = with_nodes(tree, np.flatnonzero(tree.scores[1:] > NEVER / 2))
         else:
             tree = root_only(tokens[-1])
         self._head.finish()
@@ -220,16 +222,8 @@ class SequoiaDrafter(Drafter):
             level = level[: self._head.row_counts[-1] + 1]
         chances = counts.chances()[: self._levels, : self._ranks]
         plan = planned(chances, costs.target.at(context)[1:], level, free)
-        counts.keep_plan(others, plan, costs)
+        counts.plans[others] = plan, costs, counts.verifications
         return plan
-
-
-def _likely(tree: Tree) -> Tree:
-    """The tree without nodes that cannot come: of a grammar, or beyond what the head proposes for."""
-    kept = np.flatnonzero(tree.scores[1:] > NEVER / 2)
-    if len(kept) == tree.num_nodes - 1:
-        return tree
-    return subtree(int(tree.tokens[0]), tree.tokens[1:], tree.parents[1:] - 1, tree.scores[1:], kept)
 
 
 def _ranks_of(emitted: Int, rows: dict[Choice, int], proposals: Sequence[Proposal], most: int) -> list[int | None]:
