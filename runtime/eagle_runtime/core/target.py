@@ -5,7 +5,7 @@ Shapes: T rows of one forward pass, N tree nodes, V vocabulary, Hd width of feat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,9 +75,8 @@ class Target:
         """Read the next tokens of a text, at most `chunk`, and commit their rows; returns the logits [R, V] of the
         `last` rows, or of fewer if there are no more, and all features [len, Hd]."""
         count = len(tokens)
-        rows = np.arange(max(0, count - last), count, dtype=np.int64)
-        positions = self.cache.length + row_numbers(count)
-        out = self._run(np.array(tokens, np.int64), positions, causal(count), rows)
+        rows = row_numbers(count)
+        out = self._run(np.array(tokens, np.int64), self.cache.length + rows, causal(count), rows[-last:])
         self.cache.advance(count)
         return np.array(out["logits"]), self._session.joined([out["features"]])
 
@@ -107,7 +106,7 @@ class Target:
                 "watched_ids": sampler.on_device.watched(1 + positions, count),
                 "inverse_temperature": np.full(1, sampler.on_device.inverse_temperature, np.float32),
             }
-        return self._feeds(tree.tokens, positions, ancestor_mask(tree.parents), rows, asked)
+        return self._feeds(tree.tokens, positions, ancestor_mask(tree.parents), rows) | asked
 
     def keep(self, path: Int, features: Features) -> Features:
         """Commit the rows of an accepted path of the last verification; returns their features. path: see
@@ -137,15 +136,12 @@ class Target:
     def _run(self, tokens: Int, positions: Int, visible: Bool, logit_rows: Int) -> dict[str, Any]:
         return self._session.run(self._feeds(tokens, positions, visible, logit_rows), self.cache)
 
-    def _feeds(
-        self, tokens: Int, positions: Int, visible: Bool, logit_rows: Int, asked: Mapping[str, Array] | None = None
-    ) -> dict[str, Array]:
+    def _feeds(self, tokens: Int, positions: Int, visible: Bool, logit_rows: Int) -> dict[str, Array]:
         return {
             "input_ids": tokens,
             "position_ids": positions,
             "tree_mask": additive_mask(visible, self._mask_dtype),
             "logit_rows": logit_rows,
-            **(asked or {}),
         }
 
 
@@ -162,14 +158,10 @@ class Verification:
         """Verify it in a forward pass of its own."""
         self.result = self.target.verify(self.tree, self.sampler)
 
-    def take(self, out: Mapping[str, Any]) -> None:
-        """Take the outputs of its rows in a forward pass of several texts."""
-        self.result = out["logits"], out["features"]
-
 
 def verify_together(wanted: Sequence[Verification]) -> None:
     """Verify trees of several texts in one forward pass of their common session, which joins texts. A row's bits
     are those of a pass of its own. Raises what Target.verify does."""
     feeds = [(one.target._feeds_of(one.tree, one.sampler), one.target.cache) for one in wanted]
     for one, out in zip(wanted, wanted[0].target._session.run_together(feeds), strict=True):
-        one.take(out)
+        one.result = out["logits"], out["features"]

@@ -130,7 +130,6 @@ class LearnedCosts(CostSource):
         return table(self._belief)
 
     def learn(self, passes: Sequence[Pass]) -> None:
-        """Learn from the timed passes of a cycle, the verification last."""
         if self.others > 0:
             return
         self._cycles += 1

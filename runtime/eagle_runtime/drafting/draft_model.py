@@ -54,7 +54,6 @@ class DraftModelHead(ForgettingHead):
         return max(1, self._noted + 1 - self.cache.length)
 
     def truncate(self, length: int) -> None:
-        """Forget the text from position `length` on; what is noted next is of that position."""
         self._noted = length
         self.cache.truncate(min(length, self.cache.length))
         del self._read[self.cache.length :]
@@ -88,10 +87,7 @@ class DraftModelHead(ForgettingHead):
 
     def _proposal(self, logits: Any, position: int) -> Proposal:
         """logits [R, V], on the host or where the engine keeps them."""
-        rows = (
-            logits if isinstance(logits, np.ndarray) else np.stack([logits[row].whole() for row in range(len(logits))])
-        )
-        tokens, log_probs = self._output_check.checked(*likeliest(rows, self.top_k))
+        tokens, log_probs = self._output_check.checked(*likeliest(np.asarray(logits), self.top_k))
         return Proposal(tokens, log_probs, row_numbers(len(tokens)), position)
 
 

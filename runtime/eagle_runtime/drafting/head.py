@@ -81,12 +81,10 @@ class Head(HeadOfText):
         self._noted_from = min(self._noted_from, length)
 
     def snapshot(self) -> HeadSnapshot:
-        """Returns a copy of what it holds of the text."""
         pending = [np.asarray(part) for part in self._noted]
         return HeadSnapshot(tuple(self.cache.read()), self._first, self._noted_from, pending)
 
     def restore(self, snapshot: HeadSnapshot) -> None:
-        """Hold what another head of the same graph held. Raises ValueError for rows of other shapes."""
         self.cache.write(snapshot.rows)
         self._first, self._noted_from = snapshot.first, snapshot.noted_from
         self._noted = list(snapshot.pending)

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from eagle_runtime.base.tree import MAX_NODES, Tree, chain_of, rerank, root_only
+from eagle_runtime.base.tree import MAX_NODES, Tree, chain_of, rerank
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.drafting.build import cost_aware_drafter
@@ -46,7 +46,7 @@ class LookupDrafter(Drafter):
         if hits.length:
             scores = np.log(hits.counts / hits.places).astype(np.float32)
             return rerank(tokens[-1], hits.tokens, hits.parents, scores, most + 1)
-        return chain_of(tokens[-1], following) if following else root_only(tokens[-1])
+        return chain_of(tokens[-1], following)
 
     def learn(self, step: Step) -> None:
         """The next call of `grow` gets the whole text, and needs nothing else."""
