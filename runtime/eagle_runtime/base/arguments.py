@@ -7,11 +7,10 @@ deep: nobody writes deeper, and functions that call themselves for each level wo
 from __future__ import annotations
 
 import json
-import math
 import numbers
 import reprlib
 from collections.abc import Iterable, Mapping
-from typing import Any, SupportsFloat, SupportsIndex, cast
+from typing import Any, NoReturn, SupportsFloat, SupportsIndex, cast
 
 import numpy as np
 
@@ -46,6 +45,16 @@ def is_deeper(value: object, most: int = MOST_DEPTH) -> bool:
     return True
 
 
+def json_value(text: str) -> Any:
+    """Returns what a JSON text says. Raises ValueError, as refuse_constant does, and RecursionError."""
+    return json.loads(text, parse_constant=refuse_constant)
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """Raises ValueError for NaN and infinities, which Python's reader of JSON takes."""
+    raise ValueError(f"{name} is not a JSON number")
+
+
 def json_text(name: str, value: object) -> str:
     """Returns a value as JSON; raises RequestError naming it for what is not JSON."""
     try:
@@ -73,14 +82,6 @@ def checked_float(name: str, value: object) -> float:
         return float(cast(SupportsFloat, value))
     except (OverflowError, TypeError):  # an integer beyond all floats, or a complex number
         raise RequestError(f"{name} is {short_repr(value)}, but must be a finite number") from None
-
-
-def checked_finite(name: str, value: object) -> float:
-    """Returns a finite number as a float; raises RequestError."""
-    number = checked_float(name, value)
-    if not math.isfinite(number):
-        raise RequestError(f"{name} is {number}, but must be a finite number")
-    return number
 
 
 def checked_ids(name: str, values: Iterable[Any]) -> list[int]:

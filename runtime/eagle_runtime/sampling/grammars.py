@@ -156,24 +156,22 @@ class Grammars:
 
 def _grammar(constraint: Constraint) -> str:
     """The constraint as llguidance takes it, with the grammar around it if there is one."""
-    if constraint.within is None:
-        return _own_grammar(constraint)
-    source = _own_grammar(constraint)
-    own = {"lark_grammar": source} if constraint.kind in ("lark", "calls") else json.loads(source)["grammars"][0]
-    return json.dumps({"grammars": [{"name": "answer", "lark_grammar": constraint.within}, {**own, "name": CONTENT}]})
-
-
-def _own_grammar(constraint: Constraint) -> str:
     from llguidance import LLMatcher
 
-    if constraint.kind == "regex":
-        return LLMatcher.grammar_from_regex(constraint.source)
-    if constraint.kind in ("lark", "calls"):
-        return LLMatcher.grammar_from_lark(constraint.source)
+    in_lark = constraint.kind in ("lark", "calls")
     try:
-        return LLMatcher.grammar_from_json_schema(constraint.source, defaults=SPACING, overrides=STRICT)
+        if constraint.kind == "regex":
+            source = LLMatcher.grammar_from_regex(constraint.source)
+        elif in_lark:
+            source = LLMatcher.grammar_from_lark(constraint.source)
+        else:
+            source = LLMatcher.grammar_from_json_schema(constraint.source, defaults=SPACING, overrides=STRICT)
     except ValueError as error:
         raise _refused(str(error)) from None
+    if constraint.within is None:
+        return source
+    own = {"lark_grammar": source} if in_lark else json.loads(source)["grammars"][0]
+    return json.dumps({"grammars": [{"name": "answer", "lark_grammar": constraint.within}, {**own, "name": CONTENT}]})
 
 
 def _unknown_token(tokenizer: dict[str, Any]) -> int | None:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from eagle_runtime.base.arguments import checked_finite, checked_float, checked_int, short_repr
+from eagle_runtime.base.arguments import checked_float, checked_int, short_repr
 from eagle_runtime.base.errors import RequestError
+
+FINITE = "a finite number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +46,13 @@ class SamplingParams:
             ("top_p", self.top_p, lambda x: 0 < x <= 1, "above 0 and at most 1"),
             ("min_p", self.min_p, lambda x: 0 <= x <= 1, "between 0 and 1"),
             ("repetition_penalty", self.repetition_penalty, lambda x: x > 0, "above 0"),
-            ("presence_penalty", self.presence_penalty, lambda x: True, "finite"),
-            ("frequency_penalty", self.frequency_penalty, lambda x: True, "finite"),
+            ("presence_penalty", self.presence_penalty, lambda x: True, FINITE),
+            ("frequency_penalty", self.frequency_penalty, lambda x: True, FINITE),
         ]
         for name, value, holds, wanted in ranges:
-            checked[name] = finite = checked_finite(name, value)
-            if not holds(finite):
-                raise RequestError(f"{name} is {finite}, but must be {wanted}")
+            checked[name] = number = checked_float(name, value)
+            if not math.isfinite(number) or not holds(number):
+                raise RequestError(f"{name} is {number}, but must be {wanted if math.isfinite(number) else FINITE}")
         for name, result in checked.items():
             object.__setattr__(self, name, result)  # the class is frozen for others
 

@@ -91,7 +91,13 @@ def schema_of(tool: Tool, form: CallFormat, *, must_follow: bool) -> tuple[dict[
     ConstraintError."""
     schema = argument_schema(tool, must_follow=must_follow)
     schema = dict(resolved(schema, schema))
-    refuse = _refusal(tool, form) if must_follow else _pass_over
+
+    def refuse(keyword: str) -> None:
+        if must_follow:  # else arguments follow their schema as far as a grammar can say
+            raise ConstraintError(
+                f"{_where(tool)} have {keyword}, which calls in the format {form.name} cannot follow; leave it out"
+            )
+
     for keyword in schema:
         if keyword not in OF_WHOLE and keyword not in NO_EFFECT:
             refuse(keyword)
@@ -296,16 +302,3 @@ def escaped(text: str) -> str:
 
 def _where(tool: Tool) -> str:
     return f"the parameters of tool {tool.name!r}"
-
-
-def _refusal(tool: Tool, form: CallFormat) -> Callable[[str], None]:
-    def refuse(keyword: str) -> None:
-        raise ConstraintError(
-            f"{_where(tool)} have {keyword}, which calls in the format {form.name} cannot follow; leave it out"
-        )
-
-    return refuse
-
-
-def _pass_over(keyword: str) -> None:
-    """Where arguments follow their schema as far as a grammar can say."""

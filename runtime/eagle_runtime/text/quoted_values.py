@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from eagle_runtime.base.arguments import json_value
+
 SIGN = r':,{}\[\]"<|'  # and what strings begin with
 NAME = re.compile(rf"[^\s{SIGN}]([^\n{SIGN}]*[^\s{SIGN}])?")  # that is read as it was written
 
@@ -42,11 +44,7 @@ def value_written(value: Any, quote: str) -> str:
 def word_read(text: str) -> str:
     """Returns the JSON text of a value that is no string, list or object; of a string where it is no JSON."""
     try:
-        json.loads(text, parse_constant=_no_number)
+        json_value(text)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     return text
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(name)

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eagle_runtime.base.arguments import json_value
+
 OTHER_TYPES = ("null", "boolean", "integer", "number", "array", "object")  # than string
 IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)  # of JSON, up to its end
 NESTED = re.compile(r"\s*[\[{]")
@@ -88,7 +90,7 @@ class Split:
         text = value.strip()
         text = {"True": "true", "False": "false", "None": "null"}.get(text, text)  # as in Python, which some write
         try:
-            read = json.loads(text, parse_constant=_no_number)
+            read = json_value(text)
         except (ValueError, RecursionError):
             return json.dumps(value, ensure_ascii=False)
         if self.strings and not any(_fits(read, schema) for schema in self.others):
@@ -205,7 +207,3 @@ def _is(value: Any, kind: str) -> bool:
         return isinstance(value, int | float) and (kind == "number" or float(value).is_integer())
     python = {"boolean": bool, "array": list, "object": dict}.get(kind)
     return python is not None and isinstance(value, python)
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(name)
