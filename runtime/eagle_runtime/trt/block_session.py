@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from eagle_runtime.bundle.graph import TensorSpec
-from eagle_runtime.trt.device import Device, DeviceRows, FilledCache, empty_rows
+from eagle_runtime.trt.device import Device, FilledCache
 from eagle_runtime.trt.engine_session import EngineSession, Opened
 from eagle_runtime.trt.fixed_shapes import PassShape, pass_shape, write_seen
 from eagle_runtime.trt.inputs import Outputs, nbytes_of
@@ -60,12 +58,3 @@ class BlockSession(EngineSession):
         for name in self._hosted:
             out(name, sizes)[0] = feeds[name]
         write_seen(past, out("past_mask", sizes)[0, 0, 0])
-
-    def _on_device(self, rows: Any) -> DeviceRows:
-        """Returns features on the GPU."""
-        if isinstance(rows, DeviceRows):
-            return rows
-        array = np.ascontiguousarray(rows, self.inputs["features"].dtype)
-        copied = empty_rows(self._device, len(array), array.shape[1], array.dtype)
-        self._upload(copied.address, array)
-        return copied

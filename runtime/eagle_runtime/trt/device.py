@@ -213,11 +213,6 @@ class DeviceCache(Cache):
         nbytes, stream = count * self.row_bytes, self._device.stream
         self._device.driver.copy_2d(target, self.pitch, source, pitch, nbytes, self.arrays, stream)
 
-    def commit(self, source: int, pitch: int, copied: int, count: int) -> None:
-        """Append `copied` rows, as in `append`, and commit the first `count` of them."""
-        self.append(source, pitch, copied)
-        self.length += count
-
     def gather(self, path: Int) -> None:
         """One copy per run of adjacent rows, for all layers."""
         for place, row, rows in runs(path):

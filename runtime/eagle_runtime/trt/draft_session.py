@@ -10,7 +10,7 @@ import numpy as np
 from eagle_runtime.base.errors import BackendError
 from eagle_runtime.base.tree import Int
 from eagle_runtime.core.session import Drafted, Weights
-from eagle_runtime.trt.device import Device, DeviceCache, DeviceRows
+from eagle_runtime.trt.device import Device, DeviceCache
 from eagle_runtime.trt.engine_session import EngineSession, Opened
 from eagle_runtime.trt.fixed_shapes import PassShape, pass_shape, write_ids, write_masks, write_seen
 from eagle_runtime.trt.inputs import Outputs, nbytes_of
@@ -44,7 +44,8 @@ class DraftSession(EngineSession):
         shape = pass_shape(self._steps, len(tokens), cache.length)
         self._execution.check(shape)
         self._write(tokens, cache.length, weights, shape)
-        self._copy_features(features)
+        rows = self._on_device(features)
+        self._device.driver.copy(self._features, rows.address, rows.nbytes, self._device.stream)
         self._queue(shape, cache)
         got = self._drafted.read()
         frontier = got.get("frontier", np.zeros((0, self.top_k), np.int64))
@@ -66,10 +67,3 @@ class DraftSession(EngineSession):
         if weights.noise is not None or not self._quiet:
             out("noise", sizes)[:] = 0 if weights.noise is None else weights.noise
         self._quiet = weights.noise is None
-
-    def _copy_features(self, rows: Any) -> None:
-        """Copy features to where the engine reads them."""
-        if isinstance(rows, DeviceRows):
-            self._device.driver.copy(self._features, rows.address, rows.nbytes, self._device.stream)
-        else:
-            self._upload(self._features, np.ascontiguousarray(rows, self.inputs["features"].dtype))

@@ -14,7 +14,7 @@ from eagle_runtime.base.tree import Int
 from eagle_runtime.bundle.manifest import GraphSpec, TensorSpec
 from eagle_runtime.core.counters import Counters
 from eagle_runtime.core.session import Session
-from eagle_runtime.trt.device import Device, DeviceCache, DeviceRows, Staged, joined_rows
+from eagle_runtime.trt.device import Device, DeviceCache, DeviceRows, Staged, empty_rows, joined_rows
 from eagle_runtime.trt.execution import Execution
 from eagle_runtime.trt.fixed_shapes import PassShape, Steps, shapes_of
 from eagle_runtime.trt.inputs import Inputs
@@ -83,10 +83,15 @@ class EngineSession(Session):
     def counters(self) -> Counters:
         return self._device.driver.tally.now
 
-    def _upload(self, address: int, array: npt.NDArray[Any]) -> None:
-        """Copy an array to the GPU, and wait: the caller may reuse its memory."""
-        self._device.driver.upload(address, array.ctypes.data, array.nbytes, self._device.stream)
-        self._device.wait()
+    def _on_device(self, features: Any) -> DeviceRows:
+        """Returns features [n, Hd] on the GPU."""
+        if isinstance(features, DeviceRows):
+            return features
+        array = np.ascontiguousarray(features, self.inputs["features"].dtype)
+        rows = empty_rows(self._device, len(array), array.shape[1], array.dtype)
+        self._device.driver.upload(rows.address, array.ctypes.data, array.nbytes, self._device.stream)
+        self._device.wait()  # the caller may reuse its memory
+        return rows
 
     def _embed(self, tokens: Int, sizes: Mapping[str, int]) -> None:
         """Write the embeddings of a forward pass's tokens."""

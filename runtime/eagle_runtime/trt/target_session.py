@@ -141,7 +141,8 @@ class RowKeeper:
         write_ids(path, self._path.out("path", {}))
         self._path.send()
         self._execution.run(PassShape(()))
-        cache.commit(self._kept, self._pitch, KEPT_ROWS, len(path))
+        cache.append(self._kept, self._pitch, KEPT_ROWS)
+        cache.length += len(path)
         kept = empty_rows(self._device, len(path), self._width, self._dtype)
         self._device.driver.copy(kept.address, self._features, kept.nbytes, self._device.stream)
         return kept
