@@ -24,7 +24,6 @@ from eagle_runtime.app.conversation_file import (
     FORMAT,
     Saved,
     as_json,
-    checked_notes,
     identity_of,
     pack,
     read,
@@ -293,7 +292,10 @@ class Conversation:
         RequestError for a larger file, before anything is written. notes: strings of the application, 64 KiB at most;
         None keeps those that were loaded. Raises ConversationFileError, RequestError, BusyError."""
         with self._free(wait=False):
-            self.notes = self.notes if notes is None else checked_notes(notes)
+            if notes is not None:
+                if not all(isinstance(text, str) for pair in notes.items() for text in pair):
+                    raise RequestError("notes must map strings to strings; write other values as JSON")
+                self.notes = dict(notes)
             rows = self._slot.snapshot() if kv else None
             head = None if rows is None else rows.head
             saved = Saved(

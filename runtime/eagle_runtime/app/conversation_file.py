@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,10 +205,3 @@ def as_json(what: str, value: Any) -> str:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"{what} cannot be saved as JSON ({error}); use text, numbers, lists and dicts") from None
-
-
-def checked_notes(notes: Mapping[str, str]) -> dict[str, str]:
-    """Returns an application's strings as a dict. Raises RequestError for anything but strings."""
-    if not all(isinstance(key, str) and isinstance(value, str) for key, value in notes.items()):
-        raise RequestError("notes must map strings to strings; write other values as JSON")
-    return dict(notes)

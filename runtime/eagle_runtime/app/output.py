@@ -106,7 +106,7 @@ class Output:
             self.stop = Stop("eos", token_id)
         elif token_id in end.stop_ids:
             self.stop = Stop("stop_token", token_id)
-        elif self._may_stop and count > end.least and (match := self._stop_string(before)) is not None:
+        elif count > end.least and (match := self._stop_string(before)) is not None:
             self._cut, string = match
             whole = self._before(self._cut)
             self._kept = count - len(self._held) + whole
@@ -183,15 +183,10 @@ class Output:
             return None
         return self._heads.take(token_id)
 
-    @property
-    def _may_stop(self) -> bool:
-        """Whether a stop string may be complete."""
-        return bool(self._end.strings) and (self._heads is None or not self._heads.within)
-
     def _stop_string(self, before: int) -> tuple[int, str] | None:
-        """The stop string that the tail's text after `before` completes first, and where it begins."""
+        """The stop string that the tail's text after `before` completes first, and where it begins; none in heads."""
         matches = []
-        for string in self._end.strings:
+        for string in () if self._heads is not None and self._heads.within else self._end.strings:
             place = self._tail.find(string, max(0, before + 1 - len(string)))
             if place >= 0:
                 matches.append((place + len(string), place, string))

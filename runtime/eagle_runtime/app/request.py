@@ -7,7 +7,7 @@ import difflib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from eagle_runtime.app.output import End, end_of
 from eagle_runtime.app.prompt_scores import PromptScores
@@ -73,19 +73,19 @@ def request_of(
     lookahead = None if matcher is None else Lookahead(matcher)
     expected = settings.get("prediction")
     predicted = None if expected is None else PredictedText(prompt, _predicted_ids(bundle, expected))
-    chosen = _chosen(bundle, state, sampler, predicted, lookahead, settings)
+    drafter, method, draft_accepted = _chosen(bundle, state, sampler, predicted, lookahead, settings)
     return Request(
         prompt=prompt,
         sampler=sampler,
-        drafter=NoDraft(bundle.costs) if bundle.drafts_are_off else chosen.drafter,  # drafts would change the output
-        method=chosen.method,
+        drafter=NoDraft(bundle.costs) if bundle.drafts_are_off else drafter,  # drafts would change the output
+        method=method,
         end=end,
         on_cycle=settings.get("on_cycle"),
         on_prefill=settings.get("on_prefill"),
         lookahead=lookahead,
         predicted=predicted,
         reader=reader,
-        draft_accepted=chosen.draft_accepted,
+        draft_accepted=draft_accepted,
         scores=None if of_prompt is None else PromptScores(prompt, of_prompt, bundle.text),
     )
 
@@ -96,14 +96,6 @@ def _most_log_probs(settings: Settings, name: Literal["logprobs", "prompt_logpro
     return None if value is None else checked_int(name, value, 0, MOST_LOG_PROBS)
 
 
-class _Chosen(NamedTuple):
-    """What drafts. method: its name in the figures; draft_accepted: as in Request."""
-
-    drafter: Drafter
-    method: str
-    draft_accepted: Sequence[int] = ()
-
-
 def _chosen(
     bundle: OpenBundle,
     state: DecodingState,
@@ -111,14 +103,15 @@ def _chosen(
     predicted: PredictedText | None,
     lookahead: Lookahead | None,
     settings: Settings,
-) -> _Chosen:
-    """The drafter that is asked for by its method and tree, or given. Raises RequestError."""
+) -> tuple[Drafter, str, Sequence[int]]:
+    """The drafter that is asked for by its method and tree, or given; its name in the figures, and draft_accepted as in
+    Request. Raises RequestError."""
     method, tree = settings.get("method"), settings.get("tree")
     sizes = Sizes(settings.get("total_token"), settings.get("depth"), settings.get("draft_top_k"))
     if (own := settings.get("drafter")) is not None:
         if (method, tree, *sizes) != (None,) * 5:
             raise RequestError("a drafter of your own takes no method, tree or sizes of a tree; leave them out")
-        return _Chosen(CheckedDrafter(own, bundle.manifest.target.vocab_size), "drafter")
+        return CheckedDrafter(own, bundle.manifest.target.vocab_size), "drafter", ()
     choice = choose_drafter(method, tree, sizes, bundle.loaded)
     parts = Parts(
         sampler=sampler,
@@ -135,7 +128,7 @@ def _chosen(
         lookahead=lookahead,
     )
     several = choice.method.proposer == "draft models"
-    return _Chosen(choice.build(choice, parts), choice.method.name, parts.draft_accepted if several else ())
+    return choice.build(choice, parts), choice.method.name, parts.draft_accepted if several else ()
 
 
 def _followed(bundle: OpenBundle, end: End, settings: Settings) -> tuple[Matcher | None, AnswerReader | None]:

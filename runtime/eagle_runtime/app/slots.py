@@ -142,11 +142,6 @@ class Slot:
             self._slots.engines.step(self.state.release)
         self._source, self.note = None, note
 
-    def lose(self, note: str) -> None:
-        """Free the rows, in a step. note: why."""
-        self.state.release()
-        self.note = note
-
     def close(self) -> None:
         """Free the rows for good; does nothing where the engines are closed."""
         if not self._slots.engines.closed:
@@ -220,5 +215,6 @@ class Slots:
         for other in others:
             if self.nbytes + nbytes <= self.budget:
                 return
-            other.lose("dropped, since kv_budget is full")
+            other.state.release()
+            other.note = "dropped, since kv_budget is full"
             self.dropped += 1

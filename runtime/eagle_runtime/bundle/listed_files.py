@@ -73,7 +73,9 @@ def verify_hashes(
     done = 0
     for name, expected in compared.items():
         with _read_errors(paths[name]):
-            before = _facts(paths[name], expected)
+            status = paths[name].stat()
+            path = str(paths[name].resolve())
+            before = [path, status.st_size, status.st_mtime_ns, status.st_ino, expected]
             if known.get(name) != before:
                 _check_digest(bundle, name, file_sha256(paths[name]), expected)
         seen[name] = before
@@ -91,12 +93,6 @@ def _read_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise BundleError(f"{path} cannot be read ({error.strerror}); copy the bundle again") from None
-
-
-def _facts(path: Path, digest: str) -> list[object]:
-    """What tells that a file has not changed since it had this digest."""
-    status = path.stat()
-    return [str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino, digest]
 
 
 def read_listed(bundle: Path, manifest: Manifest, name: str, limit: int) -> bytes:

@@ -179,7 +179,12 @@ def run_command(
     verbose, quiet = (getattr(args, name, False) for name in ("verbose", "quiet"))
     program = getattr(args, "program", parser.prog)  # a subcommand's
     try:
-        with handled_interrupts(but_for), _printed_warnings(program), _silenced(quiet), _logged(verbose):
+        with handled_interrupts(but_for), _printed_warnings(program), contextlib.ExitStack() as stack:
+            if quiet:  # errors are printed after the block
+                nothing = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+                stack.enter_context(contextlib.redirect_stderr(nothing))
+            if verbose:
+                stack.enter_context(_logged())
             run(args)
     except EagleError as error:
         if verbose:
@@ -248,21 +253,8 @@ def _printed_warnings(program: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _silenced(quiet: bool) -> Iterator[None]:
-    """Within the block nothing is shown on stderr, if `quiet`; errors are printed after it."""
-    if not quiet:
-        yield
-        return
-    with open(os.devnull, "w", encoding="utf-8") as nothing, contextlib.redirect_stderr(nothing):
-        yield
-
-
-@contextlib.contextmanager
-def _logged(verbose: bool) -> Iterator[None]:
-    """Within the block what the project and its libraries log is shown on stderr, if `verbose`."""
-    if not verbose:
-        yield
-        return
+def _logged() -> Iterator[None]:
+    """Within the block what the project and its libraries log is shown on stderr."""
     root, handler = logging.getLogger(), logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     before = root.level
