@@ -99,8 +99,8 @@ class Answer(Writer):
         self._together.end(self._job.prepared, result)
         if self._together.left:
             return event(self._last(result))
-        counts = event(self._counts()) if self._request.include_usage else b""
-        return event(self._last(result)) + counts + DONE
+        counts = {**self._chunk({}, None), "choices": [], "usage": self._together.usage()}
+        return event(self._last(result)) + (event(counts) if self._request.include_usage else b"") + DONE
 
     def _chunks(self, piece: Piece) -> list[dict[str, Any]]:
         """The chunks of a piece: one, or one for each of its parts; none for a piece without text."""
@@ -145,9 +145,6 @@ class Answer(Writer):
     def _last(self, result: Result) -> dict[str, Any]:
         chunk = self._chunk({"delta": {}} if self._chat else {"text": ""}, self._reason(result))
         return {**chunk, **figures(result, self._job)}
-
-    def _counts(self) -> dict[str, Any]:
-        return {**self._chunk({}, None), "choices": [], "usage": self._together.usage()}
 
     def _chunk(self, choice: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
         head = {**self._together.head, "object": "chat.completion.chunk"} if self._chat else self._together.head

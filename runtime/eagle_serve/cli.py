@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
 import os
 import sys
@@ -123,30 +124,26 @@ def _api_key(path: str | None) -> str | None:
 
 
 def _check_host(host: str, options: Options) -> None:
-    if not _is_loopback(host) and options.api_key is None:
+    address = _ip(host)
+    own = host == "localhost" or (address is not None and address.is_loopback)
+    if not own and options.api_key is None:
         raise RequestError(
             f"other machines can reach --host {host}, so an API key is needed: give --api-key-file, or set {KEY}"
         )
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host)
+    return None
 
 
 def _own_name(host: str) -> tuple[str, ...]:
     """The name by which clients call the host that is listened at, unless that is every address."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return (host,)
-    if address.is_unspecified:
+    address = _ip(host)
+    if address is not None and address.is_unspecified:
         return ()
-    return (f"[{host}]",) if address.version == 6 else (host,)
+    return (f"[{host}]",) if address is not None and address.version == 6 else (host,)
 
 
 def _count(least: int, most: int) -> Any:

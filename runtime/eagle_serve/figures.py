@@ -52,13 +52,9 @@ def finite(value: float | None) -> float:
 
 def figures(result: Result, job: Job, traced: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """llama.cpp's `timings`, and what is EAGLE's own. traced: the tokens that were asked for, among the latter."""
-    return {"timings": _timings(result, job), "eagle": {**_drafting(result, job), **(traced or {})}}
-
-
-def _timings(result: Result, job: Job) -> dict[str, Any]:
     usage = result.usage
     prompt_n = usage.prompt_tokens - usage.cached_tokens
-    return {
+    timings = {
         "cache_n": usage.cached_tokens,
         "prompt_n": prompt_n,
         "prompt_ms": _ms(usage.prefill_s),
@@ -69,11 +65,7 @@ def _timings(result: Result, job: Job) -> dict[str, Any]:
         "draft_n": job.drafted,
         "draft_n_accepted": job.accepted,
     }
-
-
-def _drafting(result: Result, job: Job) -> dict[str, Any]:
-    usage = result.usage
-    return {
+    drafting = {
         "method": usage.method,
         "seed": result.seed,
         "tau": usage.tau,
@@ -82,6 +74,7 @@ def _drafting(result: Result, job: Job) -> dict[str, Any]:
         "ttft_ms": _ms(job.first or 0.0),
         "stop": {"kind": result.stop.kind, "value": result.stop.value},
     }
+    return {"timings": timings, "eagle": {**drafting, **(traced or {})}}
 
 
 def _ms(seconds: float) -> float:

@@ -23,7 +23,8 @@ Ids = npt.NDArray[np.int64]
 
 
 class _State:
-    """A conversation without messages. ids: of its text; of the prompt while it is read, or was when it was left."""
+    """A conversation without messages. ids: of its text; of the prompt while it is read, or was when it was left.
+    used: a number that grows with each turn."""
 
     def __init__(self, chat: Conversation) -> None:
         self.chat = chat
@@ -35,10 +36,6 @@ class _State:
         """A turn begins in it."""
         self.busy, self.ids = True, prompt
         return self
-
-    def give_back(self, ids: Ids, used: int) -> None:
-        """The turn has ended. used: a number that grows with each turn."""
-        self.ids, self.used, self.busy = ids, used, False
 
 
 class Prefixes:
@@ -110,7 +107,7 @@ class Prefixes:
         read = state.chat.token_ids
         whole = read if read[: len(prompt)] == tuple(prompt) else prompt
         with self._lock:
-            state.give_back(np.asarray(whole, np.int64), next(self._clock))
+            state.ids, state.used, state.busy = np.asarray(whole, np.int64), next(self._clock), False
 
 
 def common(first: Ids, second: Ids) -> int:
