@@ -4,7 +4,7 @@ verifies all their trees in one forward pass where the engine can."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,15 +38,11 @@ class Beginnings:
     def end(self, slot: Slot) -> None:
         """Its text has ended."""
         self._ended.append(slot)
-        wanted = {slot, *(one.source for one in self._prompts)}
-        self._close([one for one in self._ended if one not in wanted])
+        self.close({slot, *(one.source for one in self._prompts)})
 
-    def close(self) -> None:
-        """Close the slots of all texts that have ended."""
-        self._close(self._ended.copy())
-
-    def _close(self, slots: Sequence[Slot]) -> None:
-        for slot in slots:
+    def close(self, but_for: Container[Slot | None] = ()) -> None:
+        """Close the slots of texts that have ended."""
+        for slot in [slot for slot in self._ended if slot not in but_for]:
             self._ended.remove(slot)
             del self._prompts[slot]
             slot.close()

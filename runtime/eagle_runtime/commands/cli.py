@@ -26,7 +26,6 @@ from eagle_runtime.commands.command import (
     run_command,
     size,
 )
-from eagle_runtime.core.counters import Counters
 from eagle_runtime.core.generate import Cycle
 from eagle_runtime.drafting.methods import HELP, NAMES, TREES, method_named
 from eagle_runtime.opening.backends import reasons_text
@@ -83,7 +82,9 @@ def _answer(args: argparse.Namespace) -> None:
                 ids = " ".join(map(str, piece.token_ids)) + " "
                 print(piece.text if model.text.available else ids, end="", flush=True)
             if piece.result is not None:
-                _report(piece.result, args.json, None if before is None else _counted(model, before))
+                now = model.counters()
+                counters = None if before is None or now is None else dataclasses.asdict(now.since(before))
+                _report(piece.result, args.json, counters)
 
 
 class _Tracer:
@@ -124,13 +125,6 @@ class _Tracer:
         with _trace_errors(self._path):
             print(json.dumps(row), file=self._file)
         self._count += 1
-
-
-def _counted(model: EagleModel, before: Counters) -> dict[str, int]:
-    """What was counted of the GPU's work since `before`."""
-    now = model.counters()
-    assert now is not None, "one model counts all the time"
-    return dataclasses.asdict(now.since(before))
 
 
 def _report(result: Result, as_json: bool, counters: dict[str, int] | None) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from eagle_runtime.base.tree import MAX_DEPTH, Float, Int, Tree, chain_of, node_depths, with_nodes
+from eagle_runtime.base.tree import MAX_DEPTH, Int, Tree, chain_of, node_depths, with_nodes
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.head import WINDOW, DraftHead, Proposal, States, Weigher, WrappedHead
@@ -81,14 +81,9 @@ class ConstrainedHead(WrappedHead):
             tokens[row], log_probs[row] = tokens[row, order], log_probs[row, order]
             log_probs[row, count:] = NEVER
             if count:
-                log_probs[row, :count] = _scaled_to_one(log_probs[row, :count])
+                left = log_probs[row, :count] - log_probs[row, 0]
+                log_probs[row, :count] = np.minimum(left - np.log(np.exp(left).sum()), 0)
         return Proposal(tokens, log_probs, proposal.hidden, proposal.position)
-
-
-def _scaled_to_one(log_probs: Float) -> Float:
-    """log_probs [k], best first -> the same plus a number, so that the probabilities add up to 1."""
-    scaled: Float = np.minimum(log_probs - log_probs[0] - np.log(np.exp(log_probs - log_probs[0]).sum()), 0)
-    return scaled
 
 
 class ConstrainedDrafter(Drafter):

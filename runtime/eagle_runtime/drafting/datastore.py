@@ -113,17 +113,13 @@ class Datastore:
             counts.append(count.astype(np.int64))
             above = size + node_of
             size += len(count)
-        return NOTHING if size == 0 else _most_frequent(tokens, parents, counts, nodes, len(places), length)
-
-
-def _most_frequent(
-    tokens: list[Int], parents: list[Int], counts: list[Int], nodes: int, places: int, length: int
-) -> Continuations:
-    hits = [np.concatenate(part).astype(np.int64) for part in (tokens, parents, counts)]
-    kept = np.sort(best_first(hits[2].astype(np.float32), nodes))
-    number = np.full(len(hits[0]) + 1, -1, np.int64)  # the last one serves parent -1
-    number[kept] = np.arange(len(kept))
-    return Continuations(hits[0][kept], number[hits[1][kept]], hits[2][kept], places, length)
+        if size == 0:
+            return NOTHING
+        hits = [np.concatenate(part).astype(np.int64) for part in (tokens, parents, counts)]
+        kept = np.sort(best_first(hits[2].astype(np.float32), nodes))
+        number = np.full(size + 1, -1, np.int64)  # the last one serves parent -1
+        number[kept] = np.arange(len(kept))
+        return Continuations(hits[0][kept], number[hits[1][kept]], hits[2][kept], len(places), length)
 
 
 def _sorted_suffixes(text: npt.NDArray[np.int32], report: Callable[[int, int], None]) -> npt.NDArray[np.int64]:

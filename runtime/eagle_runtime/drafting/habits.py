@@ -103,13 +103,9 @@ def _added(entry: tuple[Row, float], row: Row) -> tuple[Row, float]:
     new = {token: FADE * value for token, value in sums.items()}
     for token, probability in row.items():
         new[token] = new.get(token, 0.0) + probability
-    return _likeliest(new), FADE * count + 1
-
-
-def _likeliest(row: Row) -> Row:
-    if len(row) <= SUCCESSORS:
-        return row
-    return dict(sorted(row.items(), key=lambda entry: -entry[1])[:SUCCESSORS])
+    if len(new) > SUCCESSORS:
+        new = dict(sorted(new.items(), key=lambda entry: -entry[1])[:SUCCESSORS])
+    return new, FADE * count + 1
 
 
 def successors(logits: Float | Sequence[LogitRow]) -> list[Row]:

@@ -77,17 +77,14 @@ class JacobiDrafter(Drafter):
         forecast = [_likeliest(step.logits[node]) for node in self._newest]
         if len(self._levels) == self._window.size - 1:
             self._levels[0][0] = self._root
-            for first, *following in zip(*self._levels, forecast, strict=True):
-                self._remember(first, tuple(following))
+            for first, *rest in zip(*self._levels, forecast, strict=True):
+                known, following = self._pool.setdefault(first, []), tuple(rest)
+                if following in known:
+                    known.remove(following)
+                known.append(following)
+                del known[: -self._window.ngrams]
             del self._levels[0]
         self._levels.append(forecast)
-
-    def _remember(self, first: int, following: tuple[int, ...]) -> None:
-        known = self._pool.setdefault(first, [])
-        if following in known:
-            known.remove(following)
-        known.append(following)
-        del known[: -self._window.ngrams]
 
 
 class _Growing:

@@ -81,7 +81,6 @@ class Scores:
         least: int = 0,
         matcher: Matcher | None = None,
     ) -> None:
-        """As in Sampler."""
         for token in params.logit_bias:
             if token >= vocab_size:
                 raise RequestError(

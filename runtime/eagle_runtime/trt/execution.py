@@ -161,7 +161,11 @@ class Execution:
         if self._own_graphs and shape == self._last and shape not in self._graphs:
             # The library prepared this shape in the last forward pass: now it queues only kernels.
             graph = self._device.driver.capture(self._device.stream, self._queue)
-            self._keep_graph(shape, graph)
+            self._graphs[shape] = graph
+            if len(self._graphs) > self._room:
+                _, oldest = self._graphs.popitem(last=False)  # whose last use is longest ago
+                if oldest is not None:
+                    self._device.driver.destroy_graph(oldest)
             if graph is not None:
                 self._launch(graph, shape)
                 return
@@ -188,14 +192,6 @@ class Execution:
             self._drop_graphs()
         finally:
             self._context = self._runtime_cache = self._engine = None
-
-    def _keep_graph(self, shape: PassShape, graph: int | None) -> None:
-        """Keep a captured graph in place of the one whose last use is longest ago, if there is no room for it."""
-        self._graphs[shape] = graph
-        if len(self._graphs) > self._room:
-            _, oldest = self._graphs.popitem(last=False)
-            if oldest is not None:
-                self._device.driver.destroy_graph(oldest)
 
     def _save_kernels(self) -> None:
         """Write the compiled kernels if they are other than those in the file. Ignores a folder that cannot be
