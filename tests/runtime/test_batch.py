@@ -18,9 +18,9 @@ from conftest import needs_operators
 from eagle_runtime import ClosedError, ContextError, EagleError, EagleModel, RequestError
 from eagle_runtime.app.batch import Beginnings
 from eagle_runtime.base.tree import Tree
-from eagle_runtime.core.head import Proposal, run_head_passes
+from eagle_runtime.core.head import Proposal
 from eagle_runtime.core.rounds import MOST_ROWS, Rounds, Timed, Wish
-from eagle_runtime.core.session import Session
+from eagle_runtime.core.session import Session, run_passes
 from eagle_runtime.drafting.cost_learning import unknown
 from eagle_runtime.drafting.cost_model import (
     CONTEXTS,
@@ -127,8 +127,8 @@ def test_heads_of_several_texts_read_in_one_pass(bundle_of: Callable[..., Path])
         expected = [head.catch_up(tokens) for head, tokens in zip(alone, texts, strict=True)]
         passes = [head.reading(tokens) for head, tokens in zip(joined, texts, strict=True)]
         assert all(one is not None for one in passes)
-        run_head_passes([one for one in passes if one is not None])
-        run_head_passes([one for one in passes if one is not None])  # as after an interrupt: nothing is read twice
+        run_passes([one for one in passes if one is not None])
+        run_passes([one for one in passes if one is not None])  # as after an interrupt: nothing is read twice
         for head, other, tokens, one in zip(joined, alone, texts, expected, strict=True):
             assert head.unread == 0 and head.cache.length == other.cache.length
             same(head.catch_up(tokens), one)

@@ -489,18 +489,18 @@ def test_closed_from_another_thread_a_generation_ends(model: EagleModel, prompts
 def test_close_waits_for_the_running_step(
     model: EagleModel, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, verify = Gate(), Target.verify
+    gate, feeds = Gate(), Target._feeds_of
     freed: list[bool] = []
 
-    def verify_late(self: Target, tree: Tree, *sampler: Any) -> Any:
+    def verify_late(self: Target, tree: Tree, sampler: Any) -> Any:
         gate()
-        return verify(self, tree, *sampler)
+        return feeds(self, tree, sampler)
 
     def close_noted(close: Callable[[], None]) -> None:
         freed.append(gate.opened.is_set())
         close()
 
-    monkeypatch.setattr(Target, "verify", verify_late)
+    monkeypatch.setattr(Target, "_feeds_of", verify_late)
     for session in sessions_of(model):
         monkeypatch.setattr(session, "close", partial(close_noted, session.close))
     running = Thread(lambda: tokens_of(model, prompts[0]))
@@ -537,11 +537,11 @@ def test_a_signal_handler_in_the_middle_of_a_step(
     model: EagleModel, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may close the model; it cannot decode."""
-    verify, refused = Target.verify, list[type[Exception]]()
+    feeds, refused = Target._feeds_of, list[type[Exception]]()
 
-    def verify_interrupted(self: Target, tree: Any, *sampler: Any) -> Any:
+    def verify_interrupted(self: Target, tree: Any, sampler: Any) -> Any:
         signal.raise_signal(signal.SIGUSR1)
-        return verify(self, tree, *sampler)
+        return feeds(self, tree, sampler)
 
     def handler(*_: object) -> None:
         try:
@@ -552,7 +552,7 @@ def test_a_signal_handler_in_the_middle_of_a_step(
 
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        monkeypatch.setattr(Target, "verify", verify_interrupted)
+        monkeypatch.setattr(Target, "_feeds_of", verify_interrupted)
         with pytest.raises(ClosedError):
             tokens_of(model, prompts[0])
     finally:

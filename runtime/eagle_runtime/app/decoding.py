@@ -12,12 +12,11 @@ from eagle_runtime.app.request import Request
 from eagle_runtime.app.result import Piece, Result, usage_of
 from eagle_runtime.app.turn import TurnState
 from eagle_runtime.core.generate import Cycle, Reading
-from eagle_runtime.core.head import HeadPass
 from eagle_runtime.core.rounds import Wish
 from eagle_runtime.core.scheduler import Lease, Scheduler
-from eagle_runtime.core.target import Verification
+from eagle_runtime.core.session import SharedPass
 
-Work = Iterator[Reading | Cycle | HeadPass | Verification]
+Work = Iterator[Reading | Cycle | SharedPass]
 
 
 def decode(
@@ -46,7 +45,7 @@ def decode(
                 if event is None:
                     output.finish("cancelled" if state.cancelled else "context_full")
                     break
-                assert not isinstance(event, Verification | HeadPass | Wish), "a round runs it"
+                assert not isinstance(event, SharedPass | Wish), "a round runs it"
                 if isinstance(event, Reading):
                     if request.on_prefill is not None:
                         left = time.perf_counter()

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from eagle_runtime.base.tree import Float, Tree
 from eagle_runtime.core.accept import Step
-from eagle_runtime.core.head import HeadPass
+from eagle_runtime.core.session import SharedPass
 
 
 class Drafter(Protocol):
@@ -25,7 +25,7 @@ class Drafter(Protocol):
         """Returns a tree of at most max_nodes nodes (2 or more) whose root is tokens[-1]. tokens: all so far, prompt
         included."""
 
-    def reading(self, tokens: Sequence[int]) -> HeadPass | None:
+    def reading(self, tokens: Sequence[int]) -> SharedPass | None:
         """Called before `grow`, with the same tokens. Returns the forward pass that `grow` would begin with, for the
         caller to run before, together with those of other texts; None where there is none."""
         return None

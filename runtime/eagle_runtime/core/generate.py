@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -12,8 +13,8 @@ from eagle_runtime.base.tree import MAX_NODES, Float, Tree, root_only
 from eagle_runtime.core.accept import Step, accept
 from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.head import HeadPass, run_head_passes
-from eagle_runtime.core.target import SHORT_CHUNK, Verification
+from eagle_runtime.core.session import SharedPass, run_passes
+from eagle_runtime.core.target import SHORT_CHUNK
 from eagle_runtime.sampling.sampler import Sampler
 
 
@@ -45,11 +46,11 @@ def asking(
     clock: Callable[[], float] = time.perf_counter,
     others: Callable[[], int] = lambda: 0,
     on_rows: Callable[[Float], None] | None = None,
-) -> Iterator[Reading | Cycle | HeadPass | Verification]:
+) -> Iterator[Reading | Cycle | SharedPass]:
     """Decode without end: yields one Cycle after another until the cache is full. The first one is the prompt's: its
     tree is the prompt's last token alone, and it emits the first token. Before it comes one Reading for every chunk of
-    the prompt but the last; before every other Cycle comes the Verification that it needs, and before that a HeadPass
-    that its tree may need, which the caller runs before it goes on. The caller decides when to stop.
+    the prompt but the last; before every other Cycle comes the SharedPass that verifies its tree, and before that one
+    of the head that this tree may need, which the caller runs before it goes on. The caller decides when to stop.
 
     state: of the prompt's beginning, whatever else; after each Cycle it holds the text up to there. clock: returns
     seconds. others: returns how many other texts wait for this one's next event (DecodingState.read).
@@ -83,13 +84,11 @@ def asking(
             yield reading
         tree = drafter.grow(tokens, room) if room > 1 else root_only(tokens[-1])
         grown = clock()
-        wanted = Verification(target, tree, sampler)
-        yield wanted
-        assert wanted.result is not None
-        logits, features = wanted.result
+        outputs: list[Mapping[str, Any]] = []
+        yield target.verification(tree, sampler, outputs.append)
         verified = clock()
-        step = accept(tree, logits, sampler)
-        features = target.keep(step.path, features)
+        step = accept(tree, outputs[-1]["logits"], sampler)
+        features = target.keep(step.path, outputs[-1]["features"])
         state.emit(step.tokens.tolist(), features)
         drafter.learn(step)
         yield Cycle(tree, replace(step, logits=None), grown - started, verified - grown, clock() - verified)
@@ -104,9 +103,7 @@ def generate(
 ) -> Iterator[Cycle]:
     """The cycles of `asking` alone, with every pass run for itself."""
     for event in asking(state, drafter, sampler, prompt, clock):
-        if isinstance(event, Verification):
-            event.run()
-        elif isinstance(event, HeadPass):
-            run_head_passes([event])
+        if isinstance(event, SharedPass):
+            run_passes([event])
         elif isinstance(event, Cycle):
             yield event

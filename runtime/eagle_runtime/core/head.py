@@ -6,16 +6,16 @@ Shapes: R rows that are proposed for, k proposed tokens per row, Hd width of fea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.base.tree import Float, Int
 from eagle_runtime.core.cache import Cache
-from eagle_runtime.core.session import Session, Weights
+from eagle_runtime.core.session import SharedPass, Weights
 from eagle_runtime.core.target import Features
 
 # Rows that the head reads in one forward pass. Proposals depend on near tokens, heads are trained on short texts, and
@@ -47,27 +47,6 @@ class Weigher(Protocol):
         tokens that the head knows; None for all."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeadPass:
-    """A forward pass of a head's session that joins texts. take: is called with the outputs, which stay valid until it
-    returns."""
-
-    session: Session
-    feeds: Mapping[str, Any]
-    cache: Cache
-    take: Callable[[Mapping[str, Any]], None]
-
-
-def run_head_passes(passes: Sequence[HeadPass]) -> None:
-    """Run passes of several texts as one of their common session, or one alone. Raises BackendError."""
-    if len(passes) == 1:
-        passes[0].take(passes[0].session.run(passes[0].feeds, passes[0].cache))
-        return
-    outputs = passes[0].session.run_together([(one.feeds, one.cache) for one in passes])
-    for one, out in zip(passes, outputs, strict=True):
-        one.take(out)
-
-
 class DraftHead(Protocol):
     """What a drafter asks of a head: a Head, or one whose proposals are ranked (coupling.RankedHead).
 
@@ -93,7 +72,7 @@ class DraftHead(Protocol):
     def unread(self) -> int:
         """Verified rows that the head has not read yet."""
 
-    def reading(self, tokens: Sequence[int]) -> HeadPass | None:
+    def reading(self, tokens: Sequence[int]) -> SharedPass | None:
         """Returns the pass of the next `catch_up` of the same tokens, which may be shared with those of other texts:
         that then returns its proposal and runs none. None where it runs its own."""
         return None

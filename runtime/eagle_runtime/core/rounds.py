@@ -12,19 +12,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from eagle_runtime.base.errors import EagleError
-from eagle_runtime.core.head import HeadPass, run_head_passes
-from eagle_runtime.core.session import Session
-from eagle_runtime.core.target import Verification, verify_together
+from eagle_runtime.core.session import Session, SharedPass, run_passes
 from eagle_runtime.core.ticket_queue import this_thread
 
 PATIENCE_S = 0.003  # that a round waits for generations which asked again as quickly the last time
 # Of a pass of several texts: more are no cheaper together, and the logits of 256 take 268 MB of a vocabulary of 262k.
 MOST_ROWS = 256
 TIMED = 64  # passes that are remembered until somebody looks
-Pass = TypeVar("Pass", Verification, HeadPass)
 Advance = Callable[[], list[Any]]  # returns the next item in a list, which is empty at the end
 
 
@@ -46,7 +43,7 @@ class Wish:
         self.member = member
         self.items: list[Any] = []
         self.error: Exception | None = None
-        self.wanted: Verification | HeadPass | None = None
+        self.wanted: SharedPass | None = None
         self.done = False
         self._advance = advance
 
@@ -60,9 +57,14 @@ class Wish:
         except BaseException:  # of the thread that leads, whose own generation this need not be
             self.fail(EagleError("the thread that decoded this answer beside its own was interrupted; ask again"))
             raise
-        self.wanted = items[0] if items and isinstance(items[0], Verification | HeadPass) else None
+        self.wanted = items[0] if items and isinstance(items[0], SharedPass) else None
         if self.wanted is None:
             self.items, self.done = items, True
+
+    @property
+    def rows(self) -> int:
+        """Of the tree that its pass verifies; 0 for none."""
+        return 0 if self.wanted is None or self.wanted.tree is None else self.wanted.tree.num_nodes
 
     def fail(self, error: Exception) -> None:
         self.error, self.done = error, True
@@ -150,20 +152,18 @@ class Rounds:
             if asked.wanted is None:
                 asked.advance()
         # Those that an interrupt kept waiting may want to be verified already.
-        _grant(round_of, HeadPass, run_head_passes)
+        _grant([asked for asked in round_of if asked.rows == 0], run_passes)
         for some in _by_rows(round_of):
-            _grant(some, Verification, self._verify)
+            _grant(some, self._verify)
 
-    def _verify(self, wanted: Sequence[Verification]) -> None:
-        if len(wanted) == 1:
-            wanted[0].run()
-            return
+    def _verify(self, wanted: Sequence[SharedPass]) -> None:
         began = time.perf_counter()
         # the same caches in the same places: less to bind
-        verify_together(sorted(wanted, key=lambda one: id(one.target)))
-        rows = sum(one.tree.num_nodes for one in wanted)
-        context = sum(one.target.cache.length for one in wanted) // len(wanted)
-        self.timed.append(Timed(rows, context, time.perf_counter() - began))
+        run_passes(sorted(wanted, key=lambda one: id(one.cache)))
+        if len(wanted) > 1:
+            rows = sum(one.tree.num_nodes for one in wanted if one.tree is not None)
+            context = sum(one.cache.length for one in wanted) // len(wanted)
+            self.timed.append(Timed(rows, context, time.perf_counter() - began))
 
     def _wait_for_others(self) -> None:
         """Wait until the members that are about to ask have asked."""
@@ -186,18 +186,17 @@ def _by_rows(round_of: Sequence[Wish]) -> Iterator[list[Wish]]:
     some: list[Wish] = []
     rows = 0
     for asked in round_of:
-        own = asked.wanted.tree.num_nodes if isinstance(asked.wanted, Verification) else 0
-        if some and rows + own > MOST_ROWS:
+        if some and rows + asked.rows > MOST_ROWS:
             yield some
             some, rows = [], 0
         some.append(asked)
-        rows += own
+        rows += asked.rows
     yield some
 
 
-def _grant(round_of: Sequence[Wish], kind: type[Pass], run: Callable[[Sequence[Pass]], None]) -> None:
-    """Run the passes of a kind that are wanted, and advance those who wanted them."""
-    both = [(asked, asked.wanted) for asked in round_of if not asked.done and isinstance(asked.wanted, kind)]
+def _grant(round_of: Sequence[Wish], run: Callable[[Sequence[SharedPass]], None]) -> None:
+    """Run the passes that are wanted, and advance those who wanted them."""
+    both = [(asked, asked.wanted) for asked in round_of if not asked.done and asked.wanted is not None]
     if not both:
         return
     try:

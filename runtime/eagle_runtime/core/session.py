@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from eagle_runtime.base.tree import Tree
 from eagle_runtime.bundle.manifest import TensorSpec
 from eagle_runtime.core.cache import Cache
 from eagle_runtime.core.counters import Counters
@@ -80,6 +81,28 @@ class Session(Protocol):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPass:
+    """A forward pass that the session may join with those of other texts. feeds: makes its inputs.
+    take: is called with the outputs, which stay valid until the session's next pass. tree: that it verifies; None for
+    rows that a head reads."""
+
+    session: Session
+    cache: Cache
+    feeds: Callable[[], Mapping[str, Any]]
+    take: Callable[[Mapping[str, Any]], None]
+    tree: Tree | None = None
+
+
+def run_passes(passes: Sequence[SharedPass]) -> None:
+    """Run passes of several texts as one of their common session, or one alone. A row's bits are those of a pass of its
+    own. Raises BackendError, and what `feeds` raises."""
+    session, given = passes[0].session, [(one.feeds(), one.cache) for one in passes]
+    outputs = session.run_together(given) if len(given) > 1 else [session.run(*given[0])]
+    for one, out in zip(passes, outputs, strict=True):
+        one.take(out)
 
 
 @dataclass(frozen=True, slots=True)

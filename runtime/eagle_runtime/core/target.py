@@ -5,8 +5,8 @@ Shapes: T rows of one forward pass, N tree nodes, V vocabulary, Hd width of feat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from eagle_runtime.base.tree import (
     ancestor_mask,
     node_depths,
 )
-from eagle_runtime.core.session import Array, Rows, Session
+from eagle_runtime.core.session import Array, Rows, Session, SharedPass
 from eagle_runtime.sampling.sampler import Sampler
 
 PREFILL_CHUNK = 512  # rows of one prefill pass: bounds the T x T mask and the activations
@@ -37,7 +37,6 @@ SCORE_CHUNK = 64  # rows of one scoring pass: bounds the logits, of which every 
 
 Floating = npt.NDArray[np.floating]
 Features = Floating | Rows
-Verified = tuple[Any, Features]  # logits and features of a tree's nodes
 
 
 def row_numbers(count: int) -> Int:
@@ -80,7 +79,7 @@ class Target:
         self.cache.advance(count)
         return np.array(out["logits"]), self._session.joined([out["features"]])
 
-    def verify(self, tree: Tree, sampler: Sampler | None = None) -> Verified:
+    def verify(self, tree: Tree, sampler: Sampler | None = None) -> tuple[Any, Features]:
         """One forward pass over all nodes; returns logits [N, V], or a GPU's DeviceLogits, and features [N, Hd], valid
         until the next pass.
 
@@ -89,6 +88,10 @@ class Target:
         tree of more than MAX_NODES nodes or MAX_DEPTH levels, in which rows would not be exact."""
         out = self._session.run(self._feeds_of(tree, sampler), self.cache)
         return out["logits"], out["features"]
+
+    def verification(self, tree: Tree, sampler: Sampler, take: Callable[[Mapping[str, Any]], None]) -> SharedPass:
+        """Returns the pass that `verify` runs, for the caller to run. take: as in SharedPass."""
+        return SharedPass(self._session, self.cache, partial(self._feeds_of, tree, sampler), take, tree)
 
     def _feeds_of(self, tree: Tree, sampler: Sampler | None) -> dict[str, Array]:
         depths = node_depths(tree.parents)
@@ -143,25 +146,3 @@ class Target:
             "tree_mask": additive_mask(visible, self._mask_dtype),
             "logit_rows": logit_rows,
         }
-
-
-@dataclass(slots=True)
-class Verification:
-    """A tree that the loop wants to be verified. result: as Target.verify returns it, once that was done."""
-
-    target: Target
-    tree: Tree
-    sampler: Sampler
-    result: Verified | None = None
-
-    def run(self) -> None:
-        """Verify it in a forward pass of its own."""
-        self.result = self.target.verify(self.tree, self.sampler)
-
-
-def verify_together(wanted: Sequence[Verification]) -> None:
-    """Verify trees of several texts in one forward pass of their common session, which joins texts. A row's bits
-    are those of a pass of its own. Raises what Target.verify does."""
-    feeds = [(one.target._feeds_of(one.tree, one.sampler), one.target.cache) for one in wanted]
-    for one, out in zip(wanted, wanted[0].target._session.run_together(feeds), strict=True):
-        one.result = out["logits"], out["features"]

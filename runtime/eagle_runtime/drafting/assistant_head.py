@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from eagle_runtime.base.tree import Int
-from eagle_runtime.core.head import WINDOW, HeadPass, Proposal, States
+from eagle_runtime.core.head import WINDOW, Proposal, States
+from eagle_runtime.core.session import SharedPass
 from eagle_runtime.core.target import Features, Floating, row_numbers
 from eagle_runtime.drafting.head import Head
 
@@ -34,7 +35,7 @@ class AssistantHead(Head):
                 self.catch_up([0] * self._unread)  # a token counts where something is drafted after it
             super().note(part)
 
-    def reading(self, tokens: Sequence[int]) -> HeadPass | None:
+    def reading(self, tokens: Sequence[int]) -> SharedPass | None:
         """None: windows are counted in the columns of one text's cache."""
         return None
 

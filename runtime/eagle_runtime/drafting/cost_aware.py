@@ -23,7 +23,8 @@ import numpy as np
 from eagle_runtime.base.tree import Float, Int, Tree, best_first, root_only, subtree
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.head import WINDOW, DraftHead, HeadPass, Proposal
+from eagle_runtime.core.head import WINDOW, DraftHead, Proposal
+from eagle_runtime.core.session import SharedPass
 from eagle_runtime.drafting.acceptance import NEWEST, AcceptanceStats, DraftGain
 from eagle_runtime.drafting.candidate_pool import MatchedChain, Pool
 from eagle_runtime.drafting.cost_measurement import CycleTimer
@@ -85,7 +86,7 @@ class CostAwareDrafter(Drafter):
         self._last: _Draft | None = None  # None: the last tree was its root alone
         self._drafted = False  # whether the head has read the prompt
 
-    def reading(self, tokens: Sequence[int]) -> HeadPass | None:
+    def reading(self, tokens: Sequence[int]) -> SharedPass | None:
         """As in Drafter: the first pass of the head, if others share it and it pays."""
         others = self._costs.others
         if self._head is None or others == 0 or self._pauses_shared(others, len(tokens)):

@@ -25,8 +25,8 @@ from typing import Protocol
 import numpy as np
 
 from eagle_runtime.base.tree import Float, Int
-from eagle_runtime.core.head import DraftHead, HeadPass, Proposal, States, Weigher, WrappedHead
-from eagle_runtime.core.session import Weights
+from eagle_runtime.core.head import DraftHead, Proposal, States, Weigher, WrappedHead
+from eagle_runtime.core.session import SharedPass, Weights
 from eagle_runtime.drafting.head import NEVER
 from eagle_runtime.sampling.sampler import Sampler
 from eagle_runtime.sampling.scores import Row
@@ -57,7 +57,7 @@ class RankedHead(WrappedHead):
         super().__init__(head)
         self._ranker = ranker
 
-    def reading(self, tokens: Sequence[int]) -> HeadPass | None:
+    def reading(self, tokens: Sequence[int]) -> SharedPass | None:
         return self._head.reading(tokens)
 
     def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:

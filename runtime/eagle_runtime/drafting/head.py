@@ -15,8 +15,8 @@ import numpy as np
 
 from eagle_runtime.base.errors import EagleWarning
 from eagle_runtime.base.tree import Float, Int, additive_mask
-from eagle_runtime.core.head import WINDOW, DraftHead, HeadOfText, HeadPass, HeadSnapshot, Proposal, States, Weigher
-from eagle_runtime.core.session import Session
+from eagle_runtime.core.head import WINDOW, DraftHead, HeadOfText, HeadSnapshot, Proposal, States, Weigher
+from eagle_runtime.core.session import Session, SharedPass
 from eagle_runtime.core.target import Features, Floating, causal, row_numbers
 
 MOST_JOINED = 16  # rows of a text that are read in a pass with those of others: after a verification they are fewer
@@ -98,7 +98,7 @@ class Head(HeadOfText):
         self._have_read()
         return proposal
 
-    def reading(self, tokens: Sequence[int]) -> HeadPass | None:
+    def reading(self, tokens: Sequence[int]) -> SharedPass | None:
         """As in DraftHead: None for a text of which it has read nothing."""
         if not self._session.joins or not 0 < self._unread <= MOST_JOINED:
             return None
@@ -106,7 +106,7 @@ class Head(HeadOfText):
         if self.cache.length == 0:
             return None
         feeds = self._feeds(*self._rows_to_read(ids, features))
-        return HeadPass(self._session, feeds, self.cache, partial(self._take, feeds["position_ids"]))
+        return SharedPass(self._session, self.cache, lambda: feeds, partial(self._take, feeds["position_ids"]))
 
     def _take(self, positions: Int, out: Mapping[str, Any]) -> None:
         """Take the outputs of a pass of `reading`; those of a second run, after an interrupt, are of no use."""
