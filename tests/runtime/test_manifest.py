@@ -23,7 +23,7 @@ from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import BundleError, RequestError
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle import listed_files
-from eagle_runtime.bundle.graph import INT8_ROWS, OPERATORS, is_int8, pieces_of
+from eagle_runtime.bundle.graph import INT8_ROWS, OPERATORS, Shape, is_int8, pieces_of
 from eagle_runtime.bundle.listed_files import verify_hashes
 from eagle_runtime.bundle.manifest import (
     MANIFEST_NAME,
@@ -34,7 +34,6 @@ from eagle_runtime.bundle.manifest import (
     Limits,
     Manifest,
     SamplingDefaults,
-    Shape,
     TargetSpec,
     TensorSpec,
     TopTokens,

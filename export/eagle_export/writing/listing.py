@@ -15,16 +15,8 @@ from eagle_export.heads.config import HeadConfig
 from eagle_export.recipes.native_steps import DOMAIN
 from eagle_export.recipes.same_bits import depends_on_processor
 from eagle_runtime.base.files import file_sha256
-from eagle_runtime.bundle.manifest import (
-    OPERATORS,
-    SCHEMA_VERSION,
-    GraphSpec,
-    HeadSpec,
-    Manifest,
-    NativeSpec,
-    TargetSpec,
-    TreeDefaults,
-)
+from eagle_runtime.bundle.graph import OPERATORS, NativeSpec
+from eagle_runtime.bundle.manifest import SCHEMA_VERSION, GraphSpec, HeadSpec, Manifest, TargetSpec, TreeDefaults
 
 GRAPH_FILES = {"target": "target/model.onnx", "draft": "draft/model.onnx"}
 NATIVE_FILES = {"target": "target/native.onnx", "draft": "draft/native.onnx"}

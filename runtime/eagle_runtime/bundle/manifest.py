@@ -21,12 +21,9 @@ from eagle_runtime.base.errors import BundleError
 from eagle_runtime.base.files import MANIFEST_BYTES, bundle_file, read_json
 from eagle_runtime.base.files import MANIFEST_NAME as MANIFEST_NAME
 from eagle_runtime.base.tree import MAX_DEPTH, MAX_NODES
-from eagle_runtime.bundle.graph import OPERATORS as OPERATORS
 from eagle_runtime.bundle.graph import GraphSpec as GraphSpec
-from eagle_runtime.bundle.graph import NativeSpec as NativeSpec
-from eagle_runtime.bundle.graph import Shape as Shape
+from eagle_runtime.bundle.graph import Shape, cache_shapes, cache_types, present_names
 from eagle_runtime.bundle.graph import TensorSpec as TensorSpec
-from eagle_runtime.bundle.graph import cache_shapes, cache_types, present_names
 from eagle_runtime.bundle.graph import pieces_of as pieces_of
 from eagle_runtime.bundle.head import BlockSpec as BlockSpec
 from eagle_runtime.bundle.head import HeadKind as HeadKind
