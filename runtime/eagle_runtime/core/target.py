@@ -128,13 +128,11 @@ class Target:
         pieces [R, V] of at most SCORE_CHUNK rows."""
         self.cache.truncate(0)
         for start in range(0, len(tokens), SCORE_CHUNK):
-            chunk = np.array(tokens[start : start + SCORE_CHUNK], np.int64)
-            rows = row_numbers(len(chunk))
-            wanted = rows[max(0, first - start) :]
-            out = self._run(chunk, start + rows, causal(len(chunk)), wanted if len(wanted) else rows[-1:])
-            self.cache.advance(len(chunk))
-            if len(wanted):
-                yield np.array(out["logits"])  # others may run passes while the caller looks at it
+            chunk = tokens[start : start + SCORE_CHUNK]
+            wanted = len(chunk) - max(0, first - start)
+            logits, _ = self.read(chunk, max(1, wanted))
+            if wanted > 0:
+                yield logits
 
     def _run(self, tokens: Int, positions: Int, visible: Bool, logit_rows: Int) -> dict[str, Any]:
         return self._session.run(self._feeds(tokens, positions, visible, logit_rows), self.cache)

@@ -9,6 +9,7 @@ which can be stopped.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import subprocess
@@ -66,7 +67,6 @@ class Grammars:
         self._eos = [token for token in eos_token_ids if token < vocab_size]
         self._lock = threading.Lock()  # of what is compiled; held for a moment
         self._compiling = threading.Lock()  # one at a time
-        self._tokenizer: LLTokenizer | None = None
         self._unknown: int | None = None
         self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
         self._overrun: threading.Thread | None = None  # one that missed its deadline
@@ -102,7 +102,7 @@ class Grammars:
             from llguidance import LLMatcher, LLParserLimits
         except ImportError:
             raise ConstraintError("constraints need llguidance; pip install 'eagle-edge[grammar]'") from None
-        tokenizer = self._known_tokenizer()
+        tokenizer = self._tokenizer
         if self._overrun is not None and self._overrun.is_alive():
             raise ConstraintError("an earlier constraint that took too long is still being compiled; try again later")
         grammar, seconds = _grammar(constraint), SECONDS
@@ -132,26 +132,23 @@ class Grammars:
             raise wrong[0]
         return done[0]
 
-    def _known_tokenizer(self) -> LLTokenizer:
-        if self._tokenizer is None:
-            from llguidance import LLTokenizer
+    @functools.cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
 
-            content = self._tokenizer_json()
-            if content is None:
-                raise ConstraintError("the bundle has no tokenizer.json, which constraints need; export it with one")
-            if not self._eos:
-                raise ConstraintError("the bundle names no end-of-sequence token, which constraints need")
-            try:
-                data = json.loads(content)
-                self._unknown, tokens = _unknown_token(data), _count_tokens(data)
-                # A tokenizer may have more tokens than the model has rows: masks are cut to the rows (Matcher).
-                rows = max(self._vocab_size, tokens)
-                self._tokenizer = LLTokenizer(json.dumps(_verbatim(data)), n_vocab=rows, eos_token=self._eos)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ConstraintError(
-                    f"llguidance cannot read this model's tokenizer ({one_line(str(error))})"
-                ) from None
-        return self._tokenizer
+        content = self._tokenizer_json()
+        if content is None:
+            raise ConstraintError("the bundle has no tokenizer.json, which constraints need; export it with one")
+        if not self._eos:
+            raise ConstraintError("the bundle names no end-of-sequence token, which constraints need")
+        try:
+            data = json.loads(content)
+            self._unknown, tokens = _unknown_token(data), _count_tokens(data)
+            # A tokenizer may have more tokens than the model has rows: masks are cut to the rows (Matcher).
+            rows = max(self._vocab_size, tokens)
+            return LLTokenizer(json.dumps(_verbatim(data)), n_vocab=rows, eos_token=self._eos)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConstraintError(f"llguidance cannot read this model's tokenizer ({one_line(str(error))})") from None
 
 
 def _grammar(constraint: Constraint) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -63,7 +64,6 @@ class Sampler:
         self.scores = Scores(params, prompt, vocab_size, late, least, matcher)
         self._noise = Noise(params.seed, vocab_size)
         self.exponential_noise = self._noise.at  # an absolute position -> its random numbers [V]
-        self._on_device: DeviceDraws | None = None
         self._num_log_probs = log_probs
         self._log_probs: list[LogProbs] = []
 
@@ -72,12 +72,10 @@ class Sampler:
         """The absolute position of the next token."""
         return self.scores.position
 
-    @property
+    @cached_property
     def on_device(self) -> DeviceDraws:
         """Draws from rows of logits that are not on the host."""
-        if self._on_device is None:
-            self._on_device = DeviceDraws(self.scores, self._noise)
-        return self._on_device
+        return DeviceDraws(self.scores, self._noise)
 
     def next(self, logits: Float | LogitRow) -> int:
         """Draw the token of the next position from the target's logits and add it to the history. logits: [V], or a row
