@@ -58,7 +58,7 @@ def figures(result: Result, job: Job, traced: Mapping[str, Any] | None = None) -
         "cache_n": usage.cached_tokens,
         "prompt_n": prompt_n,
         "prompt_ms": _ms(usage.prefill_s),
-        "prompt_per_second": _rate(prompt_n, usage.prefill_s),
+        "prompt_per_second": round(prompt_n / usage.prefill_s, 3) if usage.prefill_s > 0 else 0.0,
         "predicted_n": usage.new_tokens,
         "predicted_ms": _ms(usage.decode_s),
         "predicted_per_second": usage.tokens_per_s,
@@ -79,7 +79,3 @@ def figures(result: Result, job: Job, traced: Mapping[str, Any] | None = None) -
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
-
-
-def _rate(count: int, seconds: float) -> float:
-    return round(count / seconds, 3) if seconds > 0 else 0.0

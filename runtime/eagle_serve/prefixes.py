@@ -56,7 +56,10 @@ class Prefixes:
             with state.chat.complete(ids, **settings) as turn:
                 yield turn
         finally:
-            self._give_back(state, ids)
+            read = state.chat.token_ids
+            whole = read if read[: len(ids)] == tuple(ids) else ids
+            with self._lock:
+                state.ids, state.used, state.busy = np.asarray(whole, np.int64), next(self._clock), False
 
     @property
     def kv_bytes(self) -> int:
@@ -102,12 +105,6 @@ class Prefixes:
             self._states.append(state)
             return state
         return min(idle, key=lambda one: one.used)
-
-    def _give_back(self, state: _State, prompt: Sequence[int]) -> None:
-        read = state.chat.token_ids
-        whole = read if read[: len(prompt)] == tuple(prompt) else prompt
-        with self._lock:
-            state.ids, state.used, state.busy = np.asarray(whole, np.int64), next(self._clock), False
 
 
 def common(first: Ids, second: Ids) -> int:

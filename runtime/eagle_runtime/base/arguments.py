@@ -46,13 +46,12 @@ def is_deeper(value: object, most: int = MOST_DEPTH) -> bool:
 
 
 def json_value(text: str) -> Any:
-    """Returns what a JSON text says. Raises ValueError, as refuse_constant does, and RecursionError."""
-    return json.loads(text, parse_constant=refuse_constant)
+    """Returns what a JSON text says. Raises ValueError, also for NaN and infinities, and RecursionError."""
+    return json.loads(text, parse_constant=_no_number)
 
 
-def refuse_constant(name: str) -> NoReturn:
-    """Raises ValueError for NaN and infinities, which Python's reader of JSON takes."""
-    raise ValueError(f"{name} is not a JSON number")
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(name)
 
 
 def json_text(name: str, value: object) -> str:

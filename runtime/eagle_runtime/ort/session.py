@@ -173,7 +173,8 @@ class OrtSession(BoundSession):
         self.padding = RowPadding()
         self.exact = pieces_of(spec) is not None
         self._new_rows: list[NewRows | None] = [None for _ in self._alike]  # of all caches
-        self._by_rows: dict[int, Bound] = {}  # of the numbers of rows that trees have
+        # of the numbers of rows that trees have: to bind a cache of many layers anew takes as long as a layer
+        self._by_rows: dict[int, Bound] = {}
         self._announce = None if operators is None else operators.announce_texts
         self.joins = self.exact and self.native and len(self._alike) <= MOST_SHAPES
         self.may_join = self._announce is not None  # whether the operators learn which texts a pass has
@@ -216,7 +217,10 @@ class OrtSession(BoundSession):
 
     def _computed(self, feeds: Mapping[str, Any], cache: AnyCache, rows: int) -> dict[str, Array]:
         """The outputs of a forward pass over `rows` rows."""
-        self._bind_for(rows)
+        number = rows if rows <= MOST_BOUND else 0
+        if number not in self._by_rows:
+            self._by_rows[number] = Bound(self._session.io_binding())
+        self._bound = self._by_rows[number]
         sizes: dict[str, int] = {}
         for name in self.inputs:
             self._feed(name, feeds[name], sizes)
@@ -235,14 +239,6 @@ class OrtSession(BoundSession):
         finally:
             self._announce.write_rows(0)
         return results
-
-    def _bind_for(self, rows: int) -> None:
-        """Take what is bound for passes over so many rows: binding a cache of many layers anew takes as long as a
-        layer."""
-        number = rows if rows <= MOST_BOUND else 0
-        if number not in self._by_rows:
-            self._by_rows[number] = Bound(self._session.io_binding())
-        self._bound = self._by_rows[number]
 
     def _moved(self) -> None:
         self._by_rows.clear()  # which hold its address; the pass that is being bound keeps its own

@@ -78,7 +78,9 @@ def _idle(schema: Mapping[str, Any]) -> list[str]:
         names.append("format")
     if isinstance(dialect := schema.get("$schema"), str) and DIALECT not in dialect:
         names.append("$schema")
-    return names + _idle_counts(schema) + _of_other_types(schema)
+    if isinstance(types := schema.get("type"), str | list):
+        names += [*(OF_ARRAYS if "array" not in types else ()), *(OF_OBJECTS if "object" not in types else ())]
+    return names + _idle_counts(schema)
 
 
 def _idle_counts(schema: Mapping[str, Any]) -> list[str]:
@@ -93,13 +95,6 @@ def _idle_counts(schema: Mapping[str, Any]) -> list[str]:
     if closed and isinstance(properties, Mapping) and isinstance(most, int) and not _at_most(most, len(properties) - 1):
         names.append("maxProperties")
     return names
-
-
-def _of_other_types(schema: Mapping[str, Any]) -> list[str]:
-    types = schema.get("type")
-    if not isinstance(types, str | list):
-        return []
-    return [*(OF_ARRAYS if "array" not in types else ()), *(OF_OBJECTS if "object" not in types else ())]
 
 
 def _takes_all(schema: Any) -> bool:
