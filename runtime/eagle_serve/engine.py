@@ -28,8 +28,6 @@ FIELDS = {
     "method": "eagle.method",
     "tree": "eagle.tree",
 }
-
-
 LIBRARIES = {  # backend -> distribution of its engine
     "cpu": "onnxruntime",
     "native": "onnxruntime",
@@ -37,8 +35,6 @@ LIBRARIES = {  # backend -> distribution of its engine
     "tensorrt": "tensorrt",
     "tensorrt-rtx": "tensorrt-rtx",
 }
-
-
 AT_ONCE = 4  # requests, where their trees are verified in one forward pass
 
 

@@ -14,7 +14,8 @@ from eagle_export.base.errors import ExportError
 from eagle_export.tensorrt.draft_graph import draft_graph
 from eagle_runtime.base.tree import EAGLE1_CHOICES, Float, Tree
 from eagle_runtime.bundle.manifest import read_manifest
-from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, Ranker
+from eagle_runtime.core.head import Ranker
+from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker
 from eagle_runtime.drafting.head import NEVER, Head
 from eagle_runtime.drafting.one_call import OneCallHead
 from eagle_runtime.drafting.shapes import DynamicTree, StaticTree, chain

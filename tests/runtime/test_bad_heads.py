@@ -17,12 +17,13 @@ from eagle_runtime.core.cache import KVCache
 from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.generate import generate
+from eagle_runtime.core.head import Ranker
 from eagle_runtime.core.session import Array
 from eagle_runtime.core.target import Target
 from eagle_runtime.drafting.acceptance import AcceptanceStats, UsualGain
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.cost_model import Costs, Timings
-from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker, Ranker
+from eagle_runtime.drafting.coupling import GreedyRanker, GumbelRanker
 from eagle_runtime.drafting.head import Head
 from eagle_runtime.drafting.rank_acceptance import RankCounts
 from eagle_runtime.drafting.sequoia import SequoiaDrafter

@@ -21,11 +21,11 @@ from eagle_runtime.base.tree import EAGLE1_CHOICES
 from eagle_runtime.core.decoding_state import DecodingState
 from eagle_runtime.core.drafter import Drafter
 from eagle_runtime.core.generate import generate
-from eagle_runtime.core.head import DraftHead
+from eagle_runtime.core.head import DraftHead, Ranker
 from eagle_runtime.drafting.acceptance import AcceptanceStats
 from eagle_runtime.drafting.cost_aware import CostAwareDrafter
 from eagle_runtime.drafting.cost_model import Costs, Timings
-from eagle_runtime.drafting.coupling import GumbelRanker, Ranker
+from eagle_runtime.drafting.coupling import GumbelRanker
 from eagle_runtime.drafting.rank_acceptance import RankCounts
 from eagle_runtime.drafting.sequoia import SequoiaDrafter
 from eagle_runtime.drafting.shapes import DynamicTree, EagleDrafter, StaticTree, chain

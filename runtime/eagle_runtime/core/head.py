@@ -39,8 +39,12 @@ class Proposal:
     position: int
 
 
-class Weigher(Protocol):
-    """Ranks candidates where an engine grows the levels of a tree: a coupling.Ranker."""
+class Ranker(Protocol):
+    """Turns a head's probabilities into chances to be emitted (drafting.coupling)."""
+
+    def rank(self, tokens: Int, log_probs: Float, position: int) -> tuple[Int, Float]:
+        """Returns the candidates [R, k] of a position, best first, and the log-chances [R, k] that they are emitted.
+        tokens, log_probs [R, k]: the head's, best first."""
 
     def weights(self, position: int, levels: int, known: Int | None) -> Weights:
         """Returns the ranking of tokens for `levels` positions from `position` on. known: the target's ids of the
@@ -77,9 +81,9 @@ class DraftHead(Protocol):
         that then returns its proposal and runs none. None where it runs its own."""
         return None
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], ranker: Ranker | None = None, rows: int | None = None) -> Proposal:
         """Read these rows, one or more, or the last WINDOW of them, and commit them; returns the proposal for the last
-        one (R = 1): the children of the root. tokens: the text, the root last. weigher: ranks the candidates of a head
+        one (R = 1): the children of the root. tokens: the text, the root last. ranker: ranks the candidates of a head
         that grows the levels itself (one_call.py); None for their log-probabilities. rows: one of row_counts; None for
         the most."""
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from eagle_runtime.base.tree import Float, Int
 from eagle_runtime.core.cache import NoRows
-from eagle_runtime.core.head import HeadOfText, HeadSnapshot, Proposal, States, Weigher
+from eagle_runtime.core.head import HeadOfText, HeadSnapshot, Proposal, Ranker, States
 from eagle_runtime.core.session import Session
 from eagle_runtime.core.target import Features
 from eagle_runtime.drafting.head import NEVER, OutputCheck
@@ -76,7 +76,7 @@ class AheadHeads(HeadOfText):
         self._feature = np.array(snapshot.pending[-1][-1:], self._dtype) if snapshot.pending else None
         self._read = self._feature is None
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], ranker: Ranker | None = None, rows: int | None = None) -> Proposal:
         return self.read_ahead(tokens, ())
 
     def _take_feature(self, tokens: Sequence[int]) -> Float:

@@ -18,7 +18,7 @@ import numpy as np
 
 from eagle_runtime.base.tree import Bool, Float, Int, additive_mask
 from eagle_runtime.bundle.manifest import BlockSpec
-from eagle_runtime.core.head import Proposal, States, Weigher
+from eagle_runtime.core.head import Proposal, Ranker, States
 from eagle_runtime.core.session import Session
 from eagle_runtime.core.target import causal, row_numbers
 from eagle_runtime.drafting.head import Head, nothing
@@ -56,7 +56,7 @@ class BlockHead(Head):
         self._transitions = transitions
         self._position = 0  # that the root's children are for
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], ranker: Ranker | None = None, rows: int | None = None) -> Proposal:
         return self.read_ahead(tokens, (), rows)
 
     def read_ahead(self, tokens: Sequence[int], ahead: Sequence[int], rows: int | None = None) -> Proposal:

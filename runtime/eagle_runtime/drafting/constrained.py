@@ -16,7 +16,7 @@ import numpy as np
 from eagle_runtime.base.tree import MAX_DEPTH, Int, Tree, chain_of, node_depths, with_nodes
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.head import WINDOW, DraftHead, Proposal, States, Weigher, WrappedHead
+from eagle_runtime.core.head import WINDOW, DraftHead, Proposal, Ranker, States, WrappedHead
 from eagle_runtime.drafting.head import NEVER
 from eagle_runtime.sampling.grammar_matcher import Lookahead
 
@@ -51,13 +51,13 @@ class ConstrainedHead(WrappedHead):
                 self.cache.truncate(self.cache.length - self._ahead)
             self._forced = ()
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], ranker: Ranker | None = None, rows: int | None = None) -> Proposal:
         self._paths, forced = [], self._forced
         if forced:
             proposal = self._head.read_ahead(tokens[: -len(forced)], forced, rows)
             self._ahead = len(forced) if self._head.keeps_ahead else 0
         else:
-            proposal = self._head.catch_up(tokens, weigher, rows)
+            proposal = self._head.catch_up(tokens, ranker, rows)
         return self._masked(proposal, [()])
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:

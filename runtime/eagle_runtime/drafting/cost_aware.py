@@ -23,14 +23,14 @@ import numpy as np
 from eagle_runtime.base.tree import Float, Int, Tree, best_first, root_only, subtree
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.head import WINDOW, DraftHead, Proposal
+from eagle_runtime.core.head import WINDOW, DraftHead, Proposal, Ranker
 from eagle_runtime.core.session import SharedPass
 from eagle_runtime.drafting.acceptance import NEWEST, AcceptanceStats, DraftGain
 from eagle_runtime.drafting.candidate_pool import MatchedChain, Pool
 from eagle_runtime.drafting.cost_measurement import CycleTimer
 from eagle_runtime.drafting.cost_model import HEAD_ROWS, LARGEST, Costs, Seconds
 from eagle_runtime.drafting.cost_storage import CostSource
-from eagle_runtime.drafting.coupling import RankedHead, Ranker
+from eagle_runtime.drafting.coupling import RankedHead
 from eagle_runtime.drafting.datastore import NOTHING, Datastore
 from eagle_runtime.drafting.head import NEVER, Scratch
 from eagle_runtime.drafting.matches import EarlierText, NgramIndex, PredictedText, longest_match

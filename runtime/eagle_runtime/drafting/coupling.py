@@ -20,12 +20,11 @@ Shapes: R rows, k candidates per row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 from eagle_runtime.base.tree import Float, Int
-from eagle_runtime.core.head import DraftHead, Proposal, States, Weigher, WrappedHead
+from eagle_runtime.core.head import DraftHead, Proposal, Ranker, States, WrappedHead
 from eagle_runtime.core.session import SharedPass, Weights
 from eagle_runtime.drafting.head import NEVER
 from eagle_runtime.sampling.sampler import Sampler
@@ -42,14 +41,6 @@ NOISE_WEIGHT = 0.8
 ROUNDING = 1e-5  # of the sum of a row's probabilities, in fp32
 
 
-class Ranker(Weigher, Protocol):
-    """Turns a head's probabilities into chances to be emitted."""
-
-    def rank(self, tokens: Int, log_probs: Float, position: int) -> tuple[Int, Float]:
-        """Returns the candidates [R, k] of a position, best first, and the log-chances [R, k] that they are emitted.
-        tokens, log_probs [R, k]: the head's, best first."""
-
-
 class RankedHead(WrappedHead):
     """A head with its cache whose proposals are reordered and scored by a ranker."""
 
@@ -60,8 +51,8 @@ class RankedHead(WrappedHead):
     def reading(self, tokens: Sequence[int]) -> SharedPass | None:
         return self._head.reading(tokens)
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
-        """As in DraftHead; the ranker is the weigher."""
+    def catch_up(self, tokens: Sequence[int], ranker: Ranker | None = None, rows: int | None = None) -> Proposal:
+        """As in DraftHead; the ranker is this head's own."""
         return self._ranked(self._head.catch_up(tokens, self._ranker, rows))
 
     def feed(self, tokens: Int, hidden: States, parents: Int, committed: int, depth: int) -> Proposal:
@@ -113,7 +104,7 @@ class GumbelRanker(Ranker):
         return tokens[rows, order], np.minimum(log_chances, 0).astype(np.float32)
 
     def weights(self, position: int, levels: int, known: Int | None) -> Weights:
-        """As in Weigher, without the filters, which an engine does not know."""
+        """As in Ranker, without the filters, which an engine does not know."""
         temperature, weight = self._sampler.params.temperature, self._weight
         scale = min(1.0, temperature / HEAD_NOISE)
         numbers = [scale / temperature, scale, (1 / temperature - 1) * scale, EULER * scale * weight, 1]

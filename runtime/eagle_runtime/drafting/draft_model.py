@@ -17,7 +17,7 @@ import numpy as np
 
 from eagle_runtime.base.tree import Bool, Float, Int
 from eagle_runtime.core.decoding_state import common_prefix
-from eagle_runtime.core.head import ForgettingHead, Proposal, States, Weigher
+from eagle_runtime.core.head import ForgettingHead, Proposal, Ranker, States
 from eagle_runtime.core.target import Features, Target, row_numbers
 from eagle_runtime.drafting.build import cost_aware_drafter, sequoia_drafter, shaped_drafter
 from eagle_runtime.drafting.head import MOST_AHEAD, SCRATCH, OutputCheck, nothing
@@ -58,7 +58,7 @@ class DraftModelHead(ForgettingHead):
         self.cache.truncate(min(length, self.cache.length))
         del self._read[self.cache.length :]
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], ranker: Ranker | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead, but reads the whole text."""
         if len(tokens) > self.cache.capacity:
             return nothing(1, self.top_k, len(tokens))

@@ -15,7 +15,7 @@ import numpy as np
 
 from eagle_runtime.base.errors import EagleWarning
 from eagle_runtime.base.tree import Float, Int, additive_mask
-from eagle_runtime.core.head import WINDOW, DraftHead, HeadOfText, HeadSnapshot, Proposal, States, Weigher
+from eagle_runtime.core.head import WINDOW, DraftHead, HeadOfText, HeadSnapshot, Proposal, Ranker, States
 from eagle_runtime.core.session import Session, SharedPass
 from eagle_runtime.core.target import Features, Floating, causal, row_numbers
 
@@ -90,7 +90,7 @@ class Head(HeadOfText):
         self._noted = list(snapshot.pending)
         self._unread = sum(map(len, snapshot.pending))
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], ranker: Ranker | None = None, rows: int | None = None) -> Proposal:
         if self._read is not None:
             proposal, self._read = self._read, None
             return proposal

@@ -3,7 +3,7 @@
 To a drafter it is a head like any other. `catch_up` makes the call; `feed` looks up what the call has computed for a
 node, so a drafter that walks the levels costs no forward pass. A node that did not grow children in the call has none
 here: its proposals are NEVER. Which nodes grow children is decided by the chances that a ranker gives
-(coupling.Ranker.weights), as it would be on the host.
+(Ranker.weights), as it would be on the host.
 
 Shapes: D levels below the root's children, k children per node, N = k + D k^2 candidates, C tokens that the head
 proposes after the root, Vd tokens that it knows.
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from eagle_runtime.base.tree import Float, Int
-from eagle_runtime.core.head import Proposal, States, Weigher
+from eagle_runtime.core.head import Proposal, Ranker, States
 from eagle_runtime.core.session import Drafted, OneCallSession, Weights
 from eagle_runtime.drafting.head import NEVER, Head
 
@@ -37,14 +37,14 @@ class OneCallHead(Head):
         self._children: tuple[Int, Float] = (np.empty((0, self.top_k), np.int64), np.empty((0, self.top_k), np.float32))
         self._row_of: dict[tuple[int, int], int] = {}  # (row of the parent, token) -> row of the token
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], ranker: Ranker | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead. The `hidden` of proposals numbers the rows of the call that made them: 0 the root's, then
         those of the tokens that grew children."""
         engine, self._position = self._engine, len(tokens)
         ids, features = self._to_read(tokens)
         weights = UNWEIGHTED
-        if weigher is not None:
-            weights = weigher.weights(self._position, engine.depth + 1, engine.known)
+        if ranker is not None:
+            weights = ranker.weights(self._position, engine.depth + 1, engine.known)
         for start in range(0, len(ids), engine.most_rows):
             piece = slice(start, start + engine.most_rows)
             drafted = engine.draft(ids[piece], features[piece], weights, self.cache)

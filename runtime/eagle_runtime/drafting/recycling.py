@@ -17,7 +17,7 @@ from eagle_runtime.base.tree import Float, Int, Tree
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.cache import NoRows
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.head import DraftHead, Proposal, States, Weigher
+from eagle_runtime.core.head import DraftHead, Proposal, Ranker, States
 from eagle_runtime.core.target import PROMPT_ROWS, Features, row_numbers
 from eagle_runtime.drafting.acceptance import NEWEST
 from eagle_runtime.drafting.build import cost_aware_drafter
@@ -55,7 +55,7 @@ class RecyclingHead(DraftHead):
     def note(self, features: Features) -> None:
         """Features say nothing here."""
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], ranker: Ranker | None = None, rows: int | None = None) -> Proposal:
         self.index.extend(tokens)
         self._root, self._paths = _Path(tuple(tokens[-self.habits.order :]), *self.index.match()), []
         self._position = len(tokens)

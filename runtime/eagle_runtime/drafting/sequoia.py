@@ -27,12 +27,12 @@ import numpy as np
 from eagle_runtime.base.tree import Int, Tree, root_only, with_nodes
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.head import WINDOW, DraftHead, Proposal, States, Weigher, WrappedHead
+from eagle_runtime.core.head import WINDOW, DraftHead, Proposal, Ranker, States, WrappedHead
 from eagle_runtime.drafting.acceptance import DraftGain, UsualGain
 from eagle_runtime.drafting.cost_measurement import CycleTimer
 from eagle_runtime.drafting.cost_model import HEAD_ROWS, LARGEST, Seconds
 from eagle_runtime.drafting.cost_storage import CostSource
-from eagle_runtime.drafting.coupling import RankedHead, Ranker
+from eagle_runtime.drafting.coupling import RankedHead
 from eagle_runtime.drafting.head import NEVER
 from eagle_runtime.drafting.rank_acceptance import LEVELS, RANKS, Chances, Plan, RankCounts
 from eagle_runtime.drafting.shapes import StaticTree
@@ -257,12 +257,12 @@ class _WatchedHead(WrappedHead):
         """Keep no proposals of the newest tree."""
         self.proposals = []
 
-    def catch_up(self, tokens: Sequence[int], weigher: Weigher | None = None, rows: int | None = None) -> Proposal:
+    def catch_up(self, tokens: Sequence[int], ranker: Ranker | None = None, rows: int | None = None) -> Proposal:
         context, read = self.cache.length, min(self.unread, WINDOW)
         counts = self.row_counts[-1] if self.free_levels else read
         self._lap = counts if context and read <= HEAD_ROWS[-1] else 0, context
         self._timer.start_lap()
-        proposal = self._head.catch_up(tokens, weigher, rows)
+        proposal = self._head.catch_up(tokens, ranker, rows)
         self.proposals = [proposal]
         return proposal
 

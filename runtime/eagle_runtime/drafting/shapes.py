@@ -24,8 +24,8 @@ from eagle_runtime.base.tree import (
 )
 from eagle_runtime.core.accept import Step
 from eagle_runtime.core.drafter import Drafter
-from eagle_runtime.core.head import DraftHead, Proposal
-from eagle_runtime.drafting.coupling import RankedHead, Ranker
+from eagle_runtime.core.head import DraftHead, Proposal, Ranker
+from eagle_runtime.drafting.coupling import RankedHead
 from eagle_runtime.drafting.head import NEVER, Scratch
 
 
