@@ -169,6 +169,49 @@ def test_what_says_something_is_refused(schema: Mapping[str, Any]) -> None:
         accepted(Constraint.json_schema(schema), [1])
 
 
+@pytest.mark.parametrize("value", [2**53 + 1, -(2**53) - 1, 2**63, -(2**63), 2**64, 10**30])
+def test_integers_that_are_rounded_are_refused(value: int) -> None:
+    """llguidance reads numbers as doubles, and limits integers to 64 bits."""
+    for schema in (
+        {"const": value}, {"enum": ["a", {"b": [value]}]}, {"type": "array", "items": {"const": [value]}},
+        {"type": "integer", "maximum" if value < 0 else "minimum": value},
+    ):  # fmt: skip
+        with pytest.raises(ConstraintError, match=f"{value}, but grammars hold integers up to"):
+            Constraint.json_schema(schema)
+
+
+def test_bounds_of_64_bits() -> None:
+    """As schemas made of types in Go, Java and Rust have them; those of numbers in JavaScript are exact."""
+    for least, most in ((-(2**63), 2**63 - 1), (0, 2**64 - 1), (-(2**53) + 1, 2**53 - 1)):
+        constraint = Constraint.json_schema({"type": "integer", "minimum": least, "maximum": most})
+        for value in (least - 1, -1, 0, 10**15, 2**53 - 1, most + 1):
+            assert accepted(constraint, value) == (least <= value <= most), (least, most, value)
+
+
+def test_null_is_a_keyword_that_is_not_there() -> None:
+    """As Go writes lists that are empty."""
+    names = ("required", "enum", "anyOf", "items", "type", "$ref", "maximum", "additionalProperties", "properties")
+    assert effective(dict.fromkeys(names)) == {} == effective({"items": {"required": None}})["items"]
+    assert effective({"const": None}) == {"const": None}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "object", "properties": None, "required": None},
+        {"type": "object", "properties": []},
+        {"type": "string"},
+    ],
+    ids=json.dumps,
+)
+def test_arguments_are_an_object(parameters: dict[str, Any]) -> None:
+    """Whatever the schema says: PHP writes an empty object as a list."""
+    use = ToolUse.of([{"name": "f", "parameters": parameters}], "required")
+    assert use is not None
+    made = Constraint.json_schema(argument_schema(use.tools[0], must_follow=False))
+    assert accepted(made, {}) and not accepted(made, "{}") and not accepted(made, {"a": 1})
+
+
 def test_names_that_are_keywords() -> None:
     """Properties may be named as keywords are, and values may hold them."""
     schema = {

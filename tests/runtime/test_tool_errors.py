@@ -23,6 +23,7 @@ SCHEMAS: list[tuple[Any, str]] = [
     ({"type": "string", "format": "regex"}, "Unknown format: regex"),
     ({"type": "banana"}, "Invalid type: banana"),
     ({"$ref": "https://example.com/x"}, "is not present"),
+    ({"const": -(2**63)}, "the schema has const -9223372036854775808, but grammars hold integers up to 2**53"),
 ]
 
 

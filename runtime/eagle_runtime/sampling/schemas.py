@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eagle_runtime.base.arguments import MOST_DEPTH
+from eagle_runtime.base.arguments import MOST_DEPTH, short_repr
+from eagle_runtime.base.errors import ConstraintError
 from eagle_runtime.text.tools import Tool
 
 # Of llguidance. JSON outputs stand in one line with single spaces, as in templates: models that may add white space go
@@ -33,15 +34,23 @@ FORMATS = frozenset(
     ("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri",
      "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer", "relative-json-pointer", "regex")
 )  # fmt: skip
+LARGEST = 2**63 - 1024  # of the integers of 64 bits that a double holds; no minimum below -LARGEST has a grammar
 DIALECT = "json-schema.org/draft"  # in the name of every dialect that llguidance knows
 
 
 def effective(schema: Any, depth: int = 0) -> Any:
     """Returns a schema that accepts the same values, without keywords that say nothing where they stand: llguidance
-    refuses some of them."""
+    refuses some of them. Null says nothing but as a `const`: Go writes it for an empty list. A minimum of 64 bits
+    becomes the least that has a grammar. Raises ConstraintError for integers that are none of a double's, as which
+    llguidance reads them."""
     if not isinstance(schema, Mapping) or depth > MOST_DEPTH:
         return schema
-    made = dict(schema)
+    made = {name: value for name, value in schema.items() if value is not None or name == "const"}
+    for name in ("minimum", "exclusiveMinimum"):
+        if isinstance(least := made.get(name), int) and least < -LARGEST:
+            made[name] = -LARGEST
+    for name in ("const", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
+        _check_integers(name, made.get(name))
     for name in ONE:
         if name in made:
             made[name] = effective(made[name], depth + 1)
@@ -54,6 +63,20 @@ def effective(schema: Any, depth: int = 0) -> Any:
     for name in _idle(made):
         made.pop(name, None)
     return made
+
+
+def _check_integers(name: str, value: Any) -> None:
+    """Raises ConstraintError for an integer in a keyword's value that is another one as a double, or none of 64 bits; a
+    maximum may be above them."""
+    if isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            _check_integers(name, part)
+    elif isinstance(value, int) and not (abs(value) <= LARGEST and float(value) == value):
+        if value > LARGEST and name in ("maximum", "exclusiveMaximum"):
+            return
+        raise ConstraintError(
+            f"the schema has {name} {short_repr(value)}, but grammars hold integers up to 2**53 ({2**53}) alone"
+        )
 
 
 def _idle(schema: Mapping[str, Any]) -> list[str]:
@@ -108,7 +131,14 @@ def _at_most(value: Any, most: int) -> bool:
 def argument_schema(tool: Tool, *, must_follow: bool) -> dict[str, Any]:
     """Returns the JSON schema of a tool's arguments as a grammar takes it: an object, without properties that it does
     not name. must_follow: keywords that no grammar can express are errors; else they are passed over."""
-    schema = _closed(effective({"type": "object", "properties": {}, **tool.parameters}))
+    own = tool.parameters
+    try:
+        known = effective({**own, "type": "object", "properties": own.get("properties") or {}})
+    except ConstraintError as error:
+        raise ConstraintError(
+            f"the parameters of tool {tool.name!r} cannot be followed ({error}); correct them"
+        ) from None
+    schema = _closed(known)
     own = schema.pop("x-guidance", None)
     options = own if isinstance(own, Mapping) else {}
     return {**schema, "x-guidance": {**SPACING, **(STRICT if must_follow else LENIENT), **options}}
