@@ -108,16 +108,20 @@ def _messages(value: object) -> Iterator[dict[str, Any]]:
         kind = text(item.get("type") or "message", f"{where}.type")
         said = _of_answer(item, kind, where)
         if said is None or not _goes_on(answer, said):
-            if answer:
-                yield {"content": None, **answer}
+            yield from _whole(answer)
             answer = {}
         if said is None:
             yield _other(item, kind, where)
         else:
             calls = [*answer.get("tool_calls", ()), *said.get("tool_calls", ())]
             answer |= said | ({"tool_calls": calls} if calls else {})
+    yield from _whole(answer)
+
+
+def _whole(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The message of an answer's items; none of no items. An answer may have ended within its reasoning."""
     if answer:
-        yield {"content": None, **answer} if "tool_calls" in answer else {"content": "", **answer}
+        yield {"content": None if "tool_calls" in answer else "", **answer}
 
 
 def _goes_on(answer: Mapping[str, Any], said: Mapping[str, Any]) -> bool:

@@ -187,6 +187,10 @@ def test_items_of_one_answer_are_one_message() -> None:
         {"role": "assistant", "content": "s"},
         {"content": None, "role": "assistant", "reasoning_content": "t", "tool_calls": [called("h")]},
     ]
+    user = {"role": "user", "content": "q"}
+    assert messages_of(thought, user, thought, thought) == [  # answers that ended within their reasoning
+        (cut := {"role": "assistant", "content": "", "reasoning_content": "t"}), user, cut, cut
+    ]  # fmt: skip
     assert messages_of({"role": "developer", "content": "d"}, instructions="i") == [
         {"role": "system", "content": "i"},
         {"role": "developer", "content": "d"},
