@@ -68,8 +68,8 @@ def number(low: float = -math.inf, high: float = math.inf, *, above: bool = Fals
         except OverflowError:
             result = math.inf
         if not math.isfinite(result) or not low <= result <= high or (above and result == low):
-            wanted = f"above {low:g} and at most {high:g}" if above and high < math.inf else _range(low, high)
-            wanted = f"above {low:g}" if above and high == math.inf else wanted
+            wanted = f"above {low} and at most {high}" if above and high < math.inf else _range(low, high)
+            wanted = f"above {low}" if above and high == math.inf else wanted
             raise wrong_value(name, f"is {_short(value)}, but must be {wanted}")
         return result
 
@@ -95,8 +95,8 @@ def ids(value: object, name: str) -> tuple[int, ...]:
 
 def _range(low: float, high: float | None) -> str:
     if high is None or high == math.inf:
-        return "a finite number" if low == -math.inf else f"at least {low:g}"
-    return f"from {low:g} to {high:g}"
+        return "a finite number" if low == -math.inf else f"at least {low}"
+    return f"from {low} to {high}"
 
 
 def _short(value: object) -> str:

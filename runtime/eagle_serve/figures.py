@@ -37,12 +37,19 @@ def message_of(pieces: Sequence[Piece], result: Result) -> dict[str, Any]:
 
 def logprob(engine: Engine, token: Token) -> dict[str, Any]:
     """A token with its log-probability and its runners-up."""
-    top = [_entry(engine.token_text(other), value) for other, value in token.top]
-    return {**_entry(token.text, token.logprob), "top_logprobs": top}
+    top = [runner_up(engine, other, value) for other, value in token.top]
+    own = {"token": token.text, "logprob": finite(token.logprob), "bytes": list(token.text.encode("utf-8", "replace"))}
+    return {**own, "top_logprobs": top}
 
 
-def _entry(text: str, value: float | None) -> dict[str, Any]:
-    return {"token": text, "logprob": finite(value), "bytes": list(text.encode("utf-8", "replace"))}
+def runner_up(engine: Engine, token: int, value: float) -> dict[str, Any]:
+    """A token that was not drawn, with its log-probability. It has no bytes where its text alone is no character."""
+    text = engine.token_text(token)
+    return {
+        "token": text,
+        "logprob": finite(value),
+        "bytes": [] if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode()),
+    }
 
 
 def finite(value: float | None) -> float:

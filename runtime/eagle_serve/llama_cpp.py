@@ -16,7 +16,7 @@ from eagle_serve.checks import a_list, boolean, ids, integer, text
 from eagle_serve.dialect import Body, Dialect, Read, Writer, each
 from eagle_serve.engine import Engine
 from eagle_serve.errors import unsupported
-from eagle_serve.figures import figures, finite, shown, text_of
+from eagle_serve.figures import figures, logprob, shown, text_of
 from eagle_serve.frames import event
 from eagle_serve.jobs import Job
 from eagle_serve.messages import parse_messages
@@ -37,11 +37,25 @@ def read(body: Body, engine: Engine) -> Read:
         fields["n_predict"] = -1  # -2 fills the context, as -1 does here
     if body.get("json_schema"):
         fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": body["json_schema"]}}
+    if isinstance(pairs := body.get("logit_bias"), list):
+        fields["logit_bias"] = _biases(pairs)
     if body.get("response_fields"):
         raise unsupported("response_fields", "is not supported; pick the fields yourself")
     if integer(0)(body.get("n_probs") or 0, "n_probs"):
         fields["logprobs"] = body["n_probs"]
     return Read("completions", fields)
+
+
+def _biases(pairs: list[Any]) -> dict[str, Any]:
+    """The object that stands for pairs of an id and a number."""
+    found = {}
+    for index, pair in enumerate(pairs):
+        name = f"logit_bias[{index}]"
+        token, *added = a_list(pair, name) or [None]
+        if len(added) != 1 or added[0] is False or isinstance(token, str):
+            raise unsupported(name, "is no pair of a token id and a number; send such pairs alone")
+        found[str(integer(0)(token, f"{name}[0]"))] = added[0]
+    return found
 
 
 def _prompt(value: object, engine: Engine) -> object:
@@ -91,16 +105,12 @@ class CompletionAnswer(Writer):
         if self._job.prepared.request.logprobs is None:
             return {}
 
-        def told(token: int, said: str, value: float | None) -> dict[str, Any]:
-            return {"id": token, "token": said, "bytes": list(said.encode()), "logprob": finite(value)}
-
-        listed = [
-            {
-                **told(token.id, token.text, token.logprob),
-                "top_logprobs": [told(other, self._engine.token_text(other), value) for other, value in token.top],
-            }
-            for token in tokens
-        ]
+        listed = []
+        for token in tokens:
+            entry = logprob(self._engine, token)
+            others = [other for other, _ in token.top]
+            top = [{"id": other, **told} for other, told in zip(others, entry["top_logprobs"], strict=True)]
+            listed.append({"id": token.id, **entry, "top_logprobs": top})
         return {"completion_probabilities": listed}
 
     def _last(self, result: Result) -> dict[str, Any]:

@@ -41,6 +41,12 @@ def test_forms_and_probabilities(address: str) -> None:
     assert [len(one["top_logprobs"]) for one in said["completion_probabilities"]] == [2, 2, 2]
 
 
+def test_biases_are_pairs_or_an_object(address: str) -> None:
+    biases: tuple[Any, ...] = ([[65, 100]], {"65": 100}, [])
+    said = [post(address, PATH, {**ASKED, "logit_bias": bias}).data["content"] for bias in biases]
+    assert said[0] == said[1] == ASKED["n_predict"] * said[0][0] != said[2]
+
+
 def test_addresses_without_v1(address: str) -> None:
     """llama.cpp has some; what is at none is told where it may be."""
     chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "temperature": 0}
@@ -95,6 +101,10 @@ def test_props_and_health(address: str) -> None:
         (PATH, {"prompt": ["a", "b"]}, "prompt"),
         (PATH, {"mirostat": 1}, "mirostat"),
         (PATH, {"n_probs": 30}, "n_probs"),
+        (PATH, {"logit_bias": [[5, False]]}, "logit_bias[0]"),
+        (PATH, {"logit_bias": [[5, 1], ["ab", 1]]}, "logit_bias[1]"),
+        (PATH, {"logit_bias": [5]}, "logit_bias[0]"),
+        (PATH, {"logit_bias": [[5, "1"]]}, "logit_bias.5"),
         ("/tokenize", {"content": 3}, "content"),
         ("/tokenize", {"content": "x", "parse_special": False}, "parse_special"),
         ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
@@ -115,6 +125,7 @@ def test_defaults_spelled_out_are_accepted(address: str) -> None:
         "repeat_last_n": 64, "repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "dry_multiplier": 0,
         "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1, "mirostat": 0, "mirostat_tau": 5,
         "mirostat_eta": 0.1, "grammar": "", "min_keep": 0, "n_probs": 0, "top_n_sigma": -1, "json_schema": None,
+        "logit_bias": [],
         "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
     }  # fmt: skip
     answer = post(address, PATH, {**ASKED, **body})

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -16,9 +17,10 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionChunk
 
 from conftest import put_tokenizer
-from eagle_runtime import EagleModel
+from eagle_runtime import EagleModel, Token
 from eagle_runtime.drafting.methods import NAMES
 from eagle_serve import Options
+from eagle_serve.figures import logprob
 from eagle_serve.server import serving
 from raw_http import events, post, request
 
@@ -117,6 +119,15 @@ def test_logprobs(client: OpenAI, served_model: EagleModel) -> None:
     assert "".join(older.choices[0].logprobs.tokens) == older.choices[0].text
     offsets = older.choices[0].logprobs.text_offset
     assert offsets is not None and offsets[0] == 0 and offsets == sorted(offsets)
+
+
+def test_part_of_a_character_has_no_bytes_of_another() -> None:
+    """A runner-up that is a part of one is shown as U+FFFD, which is not what the model would have written."""
+    texts = {1: "\ufffd", 2: " \ufffd", 3: "é"}
+    engine: Any = SimpleNamespace(token_text=texts.get)
+    told = logprob(engine, Token(3, "é", drafted=False, logprob=-0.5, top=((3, -0.5), (1, -1.0), (2, -2.0))))
+    assert told["bytes"] == [0xC3, 0xA9]
+    assert [one["bytes"] for one in told["top_logprobs"]] == [[0xC3, 0xA9], [], []]
 
 
 def test_stop_strings_end_the_text(client: OpenAI) -> None:

@@ -361,6 +361,11 @@ def test_wrong_values(fields: dict[str, Any], param: str) -> None:
     assert refusal("completions", **fields) == (400, "invalid_value", param)
 
 
+def test_limits_are_told_to_the_last_digit() -> None:
+    with pytest.raises(ApiError, match=rf"from -{2**63} to {2**64 - 1}$"):
+        parsed(seed=2**64)
+
+
 def test_wrong_values_of_one_endpoint() -> None:
     assert refusal(messages=[]) == (400, "invalid_value", "messages")
     assert refusal(messages=USER * 1025) == (400, "invalid_value", "messages")
