@@ -439,17 +439,20 @@ def test_a_full_disk_under_the_output(bundle: Path, form: list[str]) -> None:
 
 
 def test_closed_streams(bundle: Path) -> None:
-    """Of standard error nothing is said; an answer that nobody gets is an error."""
-    command = [*RUN, str(bundle), *IDS, "--max-new-tokens", "4"]
+    """Of standard error nothing is said; an answer that nobody gets is an error; a closed input is an empty one."""
 
-    def closed(number: int) -> subprocess.CompletedProcess[str]:
-        shell = ["bash", "-c", f'exec "$@" {number}>&-', "bash", *command]
-        return subprocess.run(shell, capture_output=True, text=True, env=BUFFERED, check=False)
+    def closed(number: int, *options: str) -> subprocess.CompletedProcess[str]:
+        shell = ["bash", "-c", f'exec "$@" {number}>&-', "bash", *RUN, str(bundle), *options]
+        return subprocess.run(shell, capture_output=True, text=True, env=BUFFERED, check=False, timeout=PATIENCE_S)
 
-    silent = closed(2)
+    asked = [*IDS, "--max-new-tokens", "4"]
+    silent = closed(2, *asked)
     assert silent.returncode == 0 and silent.stdout.strip() and silent.stderr == ""
-    lost = closed(1)
+    lost = closed(1, *asked)
     assert (lost.returncode, lost.stderr) == (2, "eagle-run: the output is closed; give it a place, such as > FILE\n")
+    empty = closed(0, "--prompt-file", "-")
+    assert (empty.returncode, empty.stderr.count("\n")) == (2, 1), empty.stderr
+    assert closed(0, "--worker").returncode == 0
 
 
 def test_a_reader_that_leaves(bundle: Path) -> None:

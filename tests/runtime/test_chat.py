@@ -108,6 +108,14 @@ def test_an_error_without_a_terminal_is_one_line_and_status_2(chat_bundle: Path)
     assert len(done.stderr.splitlines()) == 2
 
 
+def test_a_closed_input_is_the_end(chat_bundle: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", 'exec "$@" <&-', "bash", *command(chat_bundle)],
+        capture_output=True, text=True, env=environment(), timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_bytes_that_are_no_text(chat_bundle: Path) -> None:
     done = subprocess.run(
         command(chat_bundle, "--backend", "cpu"),

@@ -34,7 +34,7 @@ def _is_harmless(char: str) -> bool:
 
 def at_terminal() -> bool:
     """Whether somebody types, and reads what is printed."""
-    return sys.stdin.isatty() and sys.stdout.isatty()
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))  # None: it was closed
 
 
 class Screen:

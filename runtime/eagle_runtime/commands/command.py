@@ -170,6 +170,8 @@ def run_command(
 
     extra: the extra of this distribution that installs what `run` imports. interrupted: the message after a signal.
     but_for: signals that `run` handles itself."""
+    if sys.stdin is None:  # it was closed: what is opened next would be read in its place
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 (as long as the process)
     if sys.stderr is None:  # it was closed, or the program has no console: print would take the standard output
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (as long as the process)
     for stream in (sys.stdout, sys.stderr):
