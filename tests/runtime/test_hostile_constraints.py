@@ -102,6 +102,7 @@ HOSTILE: dict[str, Any] = {
     "all of 64 bits": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
     "the least of 64 bits": {"const": -(2**63)},
     "the least of 64 bits in values": {"enum": [{"a": [-(2**63)]}]},
+    "the least of 64 bits elsewhere": {"$ref": "#/components/a", "components": {"a": {"const": -(2**63)}}},
     "a number of 5000 digits": '{"type": "integer", "minimum": ' + "9" * 5000 + "}",
     "multiples of a prime": {"type": "integer", "multipleOf": 982451653},
     "multiples of three primes": {
@@ -127,6 +128,7 @@ REFUSED = {  # the others have no simple answer: it is enough that there is one
     "endless text",
     "the least of 64 bits",
     "the least of 64 bits in values",
+    "the least of 64 bits elsewhere",
     "a number of 5000 digits",
     "multiples of a prime",
     "a remote schema",

@@ -34,6 +34,7 @@ FORMATS = frozenset(
     ("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri",
      "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer", "relative-json-pointer", "regex")
 )  # fmt: skip
+LEAST = -(2**63)
 LARGEST = 2**63 - 1024  # of the integers of 64 bits that a double holds; no minimum below -LARGEST has a grammar
 DIALECT = "json-schema.org/draft"  # in the name of every dialect that llguidance knows
 
@@ -62,6 +63,8 @@ def effective(schema: Any, depth: int = 0) -> Any:
             made[name] = {key: effective(part, depth + 1) for key, part in parts.items()}
     for name in _idle(made):
         made.pop(name, None)
+    if depth == 0 and _ends_the_process(made):
+        raise ConstraintError(f"the schema has a constant {LEAST}, which no grammar holds")
     return made
 
 
@@ -77,6 +80,15 @@ def _check_integers(name: str, value: Any) -> None:
         raise ConstraintError(
             f"the schema has {name} {short_repr(value)}, but grammars hold integers up to 2**53 ({2**53}) alone"
         )
+
+
+def _ends_the_process(value: Any, constant: bool = False) -> bool:
+    """Whether LEAST, for which llguidance overflows its stack, is a constant at any place: references may name each."""
+    if isinstance(value, Mapping):
+        return any(_ends_the_process(part, constant or name in ("const", "enum")) for name, part in value.items())
+    if isinstance(value, list | tuple):
+        return any(_ends_the_process(part, constant) for part in value)
+    return constant and isinstance(value, int) and value == LEAST
 
 
 def _idle(schema: Mapping[str, Any]) -> list[str]:
