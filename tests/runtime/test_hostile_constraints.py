@@ -225,6 +225,16 @@ def test_hostile_grammars() -> None:
     check("lark", {name: source for name, (source, _) in GRAMMARS.items()}, refused)
 
 
+@pytest.mark.parametrize("numbers", [[2**24], [7919, 7907]])
+def test_multiples_of_large_numbers_keep_nobody_waiting(numbers: list[int]) -> None:
+    """They take minutes and gigabytes, so they are tried in a process that is stopped."""
+    tokenizer = (GOLDEN / "byte_tokenizer.json").read_text(encoding="utf-8")
+    grammars = Grammars(lambda: tokenizer, 256, [1])
+    with pytest.raises(ConstraintError, match=r"takes (too long|more memory)"):
+        grammars.matcher(Constraint.json_schema({"type": "integer", "allOf": [{"multipleOf": n} for n in numbers]}))
+    assert grammars.matcher(Constraint.json_schema({"type": "integer", "multipleOf": 1000})).mask().any()
+
+
 def test_where_no_process_can_be_started_a_thread_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a frozen application. The thread goes on until it is done, and meanwhile no other grammar is compiled; one
     that was compiled before is there."""

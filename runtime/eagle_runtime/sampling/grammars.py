@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 SECONDS = 2.0  # that compiling may take; chosen, as what somebody waits for
+MOST_DIGITS = 5  # but for zeros before them, of numbers whose multiples together take less
 START = 10.0  # seconds that another Python may take to start; chosen, for a busy machine
 STACK = 64 * 2**20  # bytes; rules that name each other in a chain of 64 KiB take about half
 MEMORY = 2**30  # bytes of address space of the process that tries a grammar; chosen
@@ -205,12 +206,14 @@ def _count_tokens(tokenizer: dict[str, Any]) -> int:
 
 
 def _may_take_long(constraint: Constraint) -> bool:
-    """Whether patterns may be intersected: several of a schema, or those of a grammar that says so."""
+    """Whether patterns may be intersected: several of a schema, or those of a grammar that says so; or multiples of a
+    number are one of many states."""
     source = constraint.source
     if constraint.kind in ("json_schema", "calls"):
         source += constraint.within or ""  # which may have tools' schemas
         single = '"patternProperties"' in source or "\nPATTERN" in source  # the latter as tagged_grammar.py writes them
-        return single or source.count('"pattern"') + source.count('"format"') > 3
+        multiples = "".join(number.lstrip("0.") for number in re.findall(r'"multipleOf":\s*([^\s,}]*)', source))
+        return single or len(multiples) > MOST_DIGITS or source.count('"pattern"') + source.count('"format"') > 3
     return constraint.kind == "lark" and any(sign in source for sign in ("&", "~", "%"))
 
 
