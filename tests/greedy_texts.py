@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from eagle_export.checking.head_check import Continued, HeadCheck, compare_readings
+from eagle_export.checking.head_check import HeadCheck, compare_readings
 from eagle_export.graphs.eager import eager_weights
 from eagle_export.graphs.pair import HeadPart
-from eagle_export.recording.source_text import Greedy, Writer
+from eagle_export.recording.source_text import Greedy, Writer, Written
 
 
-def own_text(model: Any, starts: Sequence[list[int]], count: int, eos: Collection[int]) -> list[Continued]:
+def own_text(model: Any, starts: Sequence[list[int]], count: int, eos: Collection[int]) -> list[Written]:
     """Continue all starts greedily by at most `count` tokens, up to the first eos, included."""
     _, written = Writer(model).write([], 0, (), [Greedy(start, count, eos) for start in starts], ())
-    return [Continued(each.start, each.tokens) for each in written]
+    return written
 
 
 @torch.inference_mode()
-def check_head(part: HeadPart, model: Any, texts: Sequence[Continued]) -> HeadCheck:
+def check_head(part: HeadPart, model: Any, texts: Sequence[Written]) -> HeadCheck:
     """What a head drafts of texts that its target, as transformers runs it in fp32, reads as a whole."""
 
-    def hidden(text: Continued) -> Any:
+    def read(text: Written) -> Written:
         ids = torch.tensor([[*text.start, *text.tokens]])
-        return model(input_ids=ids, output_hidden_states=True, use_cache=False, logits_to_keep=1).hidden_states
+        states = model(input_ids=ids, output_hidden_states=True, use_cache=False, logits_to_keep=1).hidden_states
+        return replace(text, hidden={**dict(enumerate(states)), -1: states[-1]})
 
-    return compare_readings(part, model.config, eager_weights(part, model), [(text, hidden(text)) for text in texts])
+    return compare_readings(part, model.config, eager_weights(part, model), map(read, texts))

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.reading.families.target import open_target
-from eagle_export.recording.continuations import Continuation, ask, continuation
+from eagle_export.recording.continuations import ask
 from eagle_export.recording.source_text import Asked, Greedy, Written
 
 
 def continuations(
     source: Path | Checkpoint, prompts: Sequence[Sequence[int]], eos: Collection[int], count: int
-) -> list[Continuation]:
+) -> list[Written]:
     """Returns at most `count` tokens after each prompt, up to the first eos, included, with their logits."""
     checkpoint = open_target(source) if isinstance(source, Path) else source
     results: list[Written] = []
     texts = [Greedy(prompt, count, eos, with_logits=True) for prompt in prompts]
     ask(checkpoint, Asked(texts, (), lambda _, written: results.extend(written)))
-    return [continuation(checkpoint.folder, each) for each in results]
+    return results

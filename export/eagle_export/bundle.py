@@ -195,8 +195,8 @@ def _traced(work: Work, until_end: ExitStack) -> Traced:
         keep_blocks_apart()  # until inputs are recorded
     other: OtherHalf | None = None
     if way == "whole" and settings.calibrate is None:
-        asked, leave, take = (reading.asked(), reading.leave, reading.take) if reading else (None, _nothing, _nothing)
-        other = until_end.enter_context(other_half(pair, work.bundle, asked, leave, take))
+        asked = None if reading is None else reading.asked()
+        other = until_end.enter_context(other_half(pair, work.bundle, asked))
     work.report("tracing")
     traced = work.order.plan().traced
     graphs = build_graphs(pair, traced, work.top_k, routed=routes_experts(settings.backend))
@@ -294,10 +294,6 @@ def _compared(
     work.warnings.extend(shortfalls)
     (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
     return manifest, head_check
-
-
-def _nothing(folder: Path) -> None:
-    """What is left in a folder, or taken from it, where nothing is asked."""
 
 
 def _rewritten(

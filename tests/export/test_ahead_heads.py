@@ -22,11 +22,11 @@ from eagle_calib.calibrate import calibrate
 from eagle_calib.errors import CalibrationError
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
-from eagle_export.checking.head_check import Continued
 from eagle_export.graphs.pair import build_graphs, open_pair
 from eagle_export.graphs.weights import save
 from eagle_export.inspection.report import inspect
 from eagle_export.reading.families.source import load_source
+from eagle_export.recording.source_text import Written
 from eagle_export.tensorrt.build import build_engines
 from eagle_export.writing.settings import Settings
 from greedy_texts import check_head
@@ -124,7 +124,7 @@ def test_the_head_check_reads_the_first_head(tmp_path: Path) -> None:
     part = open_pair(TARGET, write_medusa(tmp_path / "head", heads)).head
     assert part is not None
     model, text = load_source(TARGET), texts[0]
-    check = check_head(part, model, [Continued(text[:8], text[8:])])
+    check = check_head(part, model, [Written(text[:8], text[8:])])
     with torch.inference_mode():
         features = model.model(input_ids=torch.tensor([text])).last_hidden_state[0]
         right = heads[0](features[7:-2]).argmax(-1) == torch.tensor(text[9:])

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from block_writers import changed, deepspec, dflash
-from eagle_export.checking.head_check import Continued
 from eagle_export.graphs.eager import eager_head, eager_weights
 from eagle_export.graphs.pair import open_pair
 from eagle_export.heads.block import BlockHead, read_blocks
 from eagle_export.reading.families.source import load_source
+from eagle_export.recording.source_text import Written
 from greedy_texts import check_head
 from head_writers import TARGET, Head
 
@@ -32,7 +32,7 @@ def model() -> Any:
 
 
 @torch.inference_mode()
-def drafted_texts(folder: Path, model: Any) -> list[Continued]:
+def drafted_texts(folder: Path, model: Any) -> list[Written]:
     """Texts in which every token is the one that the head drafts first, greedily."""
     part = open_pair(TARGET, folder).head
     assert part is not None and part.config.block is not None
@@ -47,7 +47,7 @@ def drafted_texts(folder: Path, model: Any) -> list[Continued]:
         if head.markov_head is not None:
             logits = logits + head.markov_head(ids[:, -1])
         ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
-    return [Continued(text[:3], text[3:]) for text in ids.tolist()]
+    return [Written(text[:3], text[3:]) for text in ids.tolist()]
 
 
 def ids_of(*layers: int) -> Callable[[], Head]:
@@ -86,5 +86,5 @@ def test_a_misread_block_head_is_noticed_and_named(name: str, tmp_path: Path, mo
 def test_a_text_of_one_token_has_nothing_to_check(tmp_path: Path, model: Any) -> None:
     part = open_pair(TARGET, deepspec().write(tmp_path / "head")).head
     assert part is not None
-    check = check_head(part, model, [Continued([5, 6], [1])])
+    check = check_head(part, model, [Written([5, 6], [1])])
     assert (check.rows, check.warning()) == (0, None)

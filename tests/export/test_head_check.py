@@ -16,14 +16,14 @@ from safetensors.torch import save_file
 
 from conftest import GOLDEN
 from eagle_export.checking import head_check
-from eagle_export.checking.head_check import Continued, HeadCheck
+from eagle_export.checking.head_check import HeadCheck
 from eagle_export.commands.cli import main
 from eagle_export.graphs.eager import eager_head, eager_weights
 from eagle_export.graphs.pair import open_pair
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
 from eagle_export.reading.families.source import load_source
-from eagle_export.recording.source_text import text_starts
+from eagle_export.recording.source_text import Written, text_starts
 from eagle_runtime.text.tokenizer import Text
 from greedy_texts import check_head, own_text
 from head_writers import read, speculators
@@ -44,7 +44,7 @@ class Source:
     """A target in transformers, and its own text."""
 
     model: Any
-    texts: list[Continued]
+    texts: list[Written]
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_texts_that_are_read_together_count_as_one_after_the_other(
 ) -> None:
     source = source_of(target)
     lengths = [len(text.tokens) - number % 2 for number, text in enumerate(source.texts[:5])]
-    texts = [Continued(text.start, text.tokens[:length]) for text, length in zip(source.texts, lengths, strict=False)]
+    texts = [Written(text.start, text.tokens[:length]) for text, length in zip(source.texts, lengths, strict=False)]
     together = checked(Source(source.model, texts), target, HEADS[target, kind])
     monkeypatch.setattr(head_check, "TEXTS", 1)
     apart = checked(Source(source.model, texts), target, HEADS[target, kind])

@@ -19,11 +19,11 @@ from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.checking import certificate as module
 from eagle_export.checking.certificate import compare_with_source
-from eagle_export.checking.head_check import Continued
 from eagle_export.graphs.pair import open_pair
 from eagle_export.reading.checkpoint import open_checkpoint
 from eagle_export.reading.families.source import load_source
 from eagle_export.recording.layered_continuations import verified_continuations
+from eagle_export.recording.source_text import Written
 from eagle_runtime.bundle.manifest import read_manifest
 from greedy_texts import check_head
 from source_continuations import continuations
@@ -107,9 +107,9 @@ def test_any_draft_gives_the_source_s_tokens(prompts: list[list[int]]) -> None:
     assert [text.tokens for text in texts] == recorded
     assert [asked.count(number) for number in range(3)] == [1, 12, 4], "drafts that were asked for"
     for text, want in zip(texts, wanted, strict=True):
-        np.testing.assert_allclose(text.continuation().logits, want.logits, atol=2e-4)
+        np.testing.assert_allclose(text.logits, want.logits, atol=2e-4)
         assert {tap: state.shape[1] for tap, state in text.hidden.items()} == {
-            tap: len(text.prompt) + 11 for tap in (-1, 0, 3)
+            tap: len(text.start) + 11 for tap in (-1, 0, 3)
         }
     (cut,) = verified_continuations(source, prompts[:1], draft, {recorded[0][5]}, 12)
     assert cut.tokens == recorded[0][: 1 + recorded[0].index(recorded[0][5])]
@@ -121,7 +121,7 @@ def test_a_head_is_checked_as_on_the_whole_source(kind: str, bundle_of: Callable
     bundle, pair = bundle_of(kind, "fp32"), open_pair(GOLDEN / "target", GOLDEN / HEADS[kind])
     assert pair.head is not None
     comparison = compare_with_source(pair.target, bundle, read_manifest(bundle), pair.head)
-    texts = [Continued(list(g.prompt), list(g.continuation)) for g in comparison.certificate.prompts]
+    texts = [Written(list(g.prompt), list(g.continuation)) for g in comparison.certificate.prompts]
     whole = check_head(pair.head, load_source(GOLDEN / "target"), [text for text in texts if len(text.tokens) > 1])
     check = comparison.head
     assert check is not None

@@ -23,14 +23,14 @@ from eagle_calib.calibrate import calibrate
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.checking import certificate
-from eagle_export.checking.head_check import Continued, HeadCheck
+from eagle_export.checking.head_check import HeadCheck
 from eagle_export.commands import cli
 from eagle_export.graphs.eager import eager_head, eager_weights, read_rows
 from eagle_export.graphs.pair import HeadPart, build_graphs, left_out_note, open_pair
 from eagle_export.heads.eagle1 import PredictionHead
 from eagle_export.inspection.report import inspect
 from eagle_export.reading.families.source import load_source
-from eagle_export.recording.source_text import text_starts
+from eagle_export.recording.source_text import Written, text_starts
 from eagle_export.writing.settings import Settings
 from eagle_runtime import EagleModel
 from eagle_runtime.bundle.manifest import DTYPE_BITS, read_manifest
@@ -444,7 +444,7 @@ class Trained:
 
     folder: Path
     model: Any
-    texts: list[Continued]
+    texts: list[Written]
     layer: Tensors
 
 
@@ -504,7 +504,7 @@ def test_an_export_is_checked_and_certified(trained: Trained, tmp_path: Path, mo
     pair = open_pair(trained.folder, trained.folder)
     layered = certificate.compare_with_source(pair.target, done.bundle, read_manifest(done.bundle), pair.head)
     assert layered.certificate.tau == done.manifest.certificate.tau
-    texts = [Continued(list(each.prompt), list(each.continuation)) for each in layered.certificate.prompts]
+    texts = [Written(list(each.prompt), list(each.continuation)) for each in layered.certificate.prompts]
     assert pair.head is not None and layered.head is not None
     whole = check_head(pair.head, trained.model, [text for text in texts if len(text.tokens) > 1])
     assert (layered.head.rows, layered.head.share) == (whole.rows, whole.share)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ def test_two_processes_record_what_the_source_reads(
 
     threads, finished = torch.get_num_threads(), tmp_path / "finished"
     (finished / recording.INPUTS / "of an export that was stopped").mkdir(parents=True)
-    with other_half(pair, tmp_path / "bundle", reading.asked(), leave, reading.take) as other:
+    with other_half(pair, tmp_path / "bundle", replace(reading.asked(), leave=leave)) as other:
         assert other is not None
         recorded = other.completed(finished, samples, lambda step: None, weighed=KEPT)
     assert torch.get_num_threads() == threads and "model.layers.0.self_attn.q_proj.weight" in recorded.importance
@@ -83,6 +84,6 @@ def test_a_small_source_or_many_cores_take_one_process(tmp_path: Path, monkeypat
     for least, count in ((10**7, 2), (0, 1), (0, 8)):
         monkeypatch.setattr(recording, "LEAST", least)
         monkeypatch.setattr(recording, "threads_allowed", lambda count=count: count)
-        with other_half(pair, tmp_path / "bundle", None, lambda folder: None, lambda folder: None) as other:
+        with other_half(pair, tmp_path / "bundle", None) as other:
             assert other is None
     assert not list(tmp_path.iterdir())

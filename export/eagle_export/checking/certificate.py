@@ -19,7 +19,7 @@ from eagle_calib.scoring import divergence, log_softmax
 from eagle_export.base.destination import folder_bytes
 from eagle_export.base.errors import ExportError
 from eagle_export.base.memory import check_memory
-from eagle_export.checking.head_check import Continued, HeadCheck, compare_readings, taps_of_readings
+from eagle_export.checking.head_check import HeadCheck, compare_readings, taps_of_readings
 from eagle_export.checking.limits import LIMITS, Advice, FidelityError, RequiredFidelity, refusal
 from eagle_export.checking.source_reading import SourceReading
 from eagle_export.checking.worst_layers import ROWS, Layer, LayerError, layer_errors, worst_layers
@@ -27,9 +27,9 @@ from eagle_export.graphs.eager import weights_for_tokens
 from eagle_export.graphs.pair import HeadPart, Pair
 from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.reading.families.registry import family_of, read_config
-from eagle_export.recording.continuations import Continuation
 from eagle_export.recording.layered import layer_numbers
 from eagle_export.recording.layered_continuations import verified_continuations
+from eagle_export.recording.source_text import Written
 from eagle_runtime import BackendError, EagleError, EagleModel, SamplingParams
 from eagle_runtime.base.errors import first_line
 from eagle_runtime.base.tree import Float
@@ -46,7 +46,7 @@ class Comparison:
     """A certificate, the continuation with the largest mean KL, and what was seen of the head, if it was looked at."""
 
     certificate: Certificate
-    farthest: Continuation
+    farthest: Written
     head: HeadCheck | None
 
 
@@ -85,11 +85,11 @@ def certified(
 
 
 def _worst_layers(
-    bundle: Path, manifest: Manifest, layers: Sequence[Layer], continuation: Continuation, report: Callable[[str], None]
+    bundle: Path, manifest: Manifest, layers: Sequence[Layer], continuation: Written, report: Callable[[str], None]
 ) -> list[LayerError]:
     """The worst layers over the first rows of a continuation; none if this machine cannot run the graph."""
     count = min(ROWS, len(continuation.tokens))
-    tokens, graph = [*continuation.prompt, *continuation.tokens[: count - 1]], manifest.target.graph
+    tokens, graph = [*continuation.start, *continuation.tokens[: count - 1]], manifest.target.graph
 
     def count_layers(done: int, steps: int) -> None:
         report(f"looking for the worst layers ({done} of {steps})")
@@ -129,14 +129,14 @@ def compare_with_source(
     expected, checked = reading.read()
     prompts = reading.prompts
     with _engine(bundle) as model:
-        forced = [forced_logits(model, each.prompt, each.tokens) for each in expected]
+        forced = [forced_logits(model, each.start, each.tokens) for each in expected]
         if not all(np.isfinite(rows).all() for rows in forced):
             raise _not_finite(manifest)
         tau = mean_tau(replay(model, prompts, drafts=True))
     same = np.concatenate([rows.argmax(-1) == each.tokens for rows, each in zip(forced, expected, strict=True)])
     kl = [divergence(log_softmax(each.logits), log_softmax(rows)) for rows, each in zip(forced, expected, strict=True)]
     certificate = Certificate(
-        prompts=tuple(GoldenPrompt(tuple(each.prompt), tuple(each.tokens), _top(each.logits)) for each in expected),
+        prompts=tuple(GoldenPrompt(tuple(each.start), tuple(each.tokens), _top(each.logits)) for each in expected),
         agreement=round(float(same.mean()), 6),
         kl=float(f"{np.concatenate(kl).mean():.4g}"),
         tau=round(tau, 4),
@@ -148,7 +148,7 @@ def compare_with_source(
 
 def _read_by_layers(
     bundle: Path, manifest: Manifest, reading: SourceReading, report: Callable[[str], None]
-) -> tuple[list[Continuation], HeadCheck | None]:
+) -> tuple[list[Written], HeadCheck | None]:
     """What the reading asks, with the bundle and one layer of the source in the memory. The head is checked on it."""
     source, prompts, count, head = reading.source, reading.prompts, reading.count, reading.head
     config, not_finite = read_config(family_of(source), source), _not_finite(manifest)
@@ -163,14 +163,13 @@ def _read_by_layers(
             )
 
         texts = verified_continuations(source, prompts, draft, manifest.target.eos_token_ids, count, taps, report)
-    expected, drafted = [text.continuation() for text in texts], [text for text in texts if len(text.tokens) > 1]
+    drafted = [text for text in texts if len(text.tokens) > 1]
     if head is None or not drafted:
-        return expected, None
+        return texts, None
     report("checking the head")
-    tokens = [token for text in texts for token in (*text.prompt, *text.tokens)]
+    tokens = [token for text in texts for token in (*text.start, *text.tokens)]
     weights, embedding = weights_for_tokens(head, source, tokens, lm_head=True)
-    read = ((Continued(text.prompt, text.tokens), text.hidden) for text in drafted)
-    return expected, compare_readings(head, config, weights, read, embedding)
+    return texts, compare_readings(head, config, weights, drafted, embedding)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.block import BlockHead
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.kinds import KINDS
+from eagle_export.recording.source_text import Written
 
 LEAST = 0.4  # share of first tokens below which a head is not worth its time, and probably misread
 NAMED = 0.2  # least share of another reading that is named: of a head of another target all readings are wrong
@@ -36,14 +37,6 @@ TEXTS = 4  # that a head reads at once: more take memory for their logits
 MOST = 4096  # tokens of the package's text that starts are taken from
 CONFIG = "config.json does not say how the head was trained; correct it"
 NAMES = "the file is not written as {} writes its own; convert it again"
-
-
-@dataclass(frozen=True, slots=True)
-class Continued:
-    """A few tokens of text, and the target's greedy tokens after them, up to the first that ends a text."""
-
-    start: list[int]
-    tokens: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +85,19 @@ def compare_readings(
     part: HeadPart,
     target: Any,
     weights: Mapping[str, Tensor],
-    texts: Iterable[tuple[Continued, Hidden]],
+    texts: Iterable[Written],
     embedding: TokenRows | None = None,
 ) -> HeadCheck:
     """Returns the share of first drafted tokens that are the target's own, and what other readings of the folder would
-    change. part: the head of a pair. target: its target's config. texts: one or more, with the target's hidden states
-    by tap for all tokens but the last [1, T, H]; no head drafts the first token of one. The others: as for
-    eager_head."""
+    change. part: the head of a pair. target: its target's config. texts: one or more of the target, with its hidden
+    states; no head drafts the first token of one. The others: as for eager_head."""
     readings = [("", part.config), *_other_readings(part.config, target)]
     heads = [(eager_head(config, weights, embedding), config) for _, config in readings]
     rows: list[list[tuple[Tensor, Tensor]]] = [[] for _ in readings]
     taps = {-1, *taps_of_readings(part.config, target)}
-    for text, hidden in _batches(texts, taps, 1 if isinstance(heads[0][0], BlockHead) else TEXTS):
+    for batch, hidden in _batches(texts, taps, 1 if isinstance(heads[0][0], BlockHead) else TEXTS):
         for results, (head, config) in zip(rows, heads, strict=True):
-            results.append(_drafted(head, part, config, text, hidden))
+            results.append(_drafted(head, part, config, batch, hidden))
     right = [torch.cat([right for right, _ in results]).double() for results in rows]
     likely = [torch.cat([likely for _, likely in results]).double() for results in rows]
     if not len(right[0]):
@@ -122,21 +114,19 @@ def compare_readings(
     return HeadCheck(float(right[0].mean()), max(others, key=lambda one: one.gain, default=None), len(right[0]))
 
 
-def _batches(
-    texts: Iterable[tuple[Continued, Hidden]], taps: Collection[int], most: int
-) -> Iterator[tuple[list[Continued], Hidden]]:
+def _batches(texts: Iterable[Written], taps: Collection[int], most: int) -> Iterator[tuple[list[Written], Hidden]]:
     """Yields at most `most` texts of one length, and the hidden states at the taps [B, T, H]."""
-    same: dict[tuple[int, int], list[tuple[Continued, Hidden]]] = {}
-    for text, hidden in texts:
-        same.setdefault((len(text.start), len(text.tokens)), []).append((text, {tap: hidden[tap] for tap in taps}))
+    same: dict[tuple[int, int], list[Written]] = {}
+    for text in texts:
+        same.setdefault((len(text.start), len(text.tokens)), []).append(text)
     for each in same.values():
         for first in range(0, len(each), most):
             batch = each[first : first + most]
-            yield [text for text, _ in batch], {tap: torch.cat([rows[tap] for _, rows in batch]) for tap in taps}
+            yield batch, {tap: torch.cat([text.hidden[tap] for text in batch]) for tap in taps}
 
 
 def _drafted(
-    head: AnyHead, part: HeadPart, config: HeadConfig, texts: Sequence[Continued], hidden: Hidden
+    head: AnyHead, part: HeadPart, config: HeadConfig, texts: Sequence[Written], hidden: Hidden
 ) -> tuple[Tensor, Tensor]:
     """texts: of one length, one alone for a block head. hidden: the target's hidden states [B, T, H], the embedding
     first and the last one after the last norm. Returns per generated token but the first, which no head drafts,

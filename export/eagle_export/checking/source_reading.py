@@ -18,7 +18,6 @@ from eagle_export.checking.head_check import (
     START,
     STARTS,
     TOKENS,
-    Continued,
     HeadCheck,
     Reading,
     compare_readings,
@@ -28,7 +27,7 @@ from eagle_export.graphs.eager import eager_weights
 from eagle_export.graphs.pair import HeadPart, Pair
 from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.reading.families.registry import family_of, read_config
-from eagle_export.recording.continuations import Continuation, ask, continuation
+from eagle_export.recording.continuations import ask, check_finite
 from eagle_export.recording.source_text import Asked, Greedy, Written, text_starts
 from eagle_runtime.text.tokenizer import Text
 
@@ -48,7 +47,7 @@ class SourceReading:
     length: int
     eos: Collection[int]
     head: HeadPart | None
-    expected: list[Continuation] | None = None
+    expected: Sequence[Written] | None = None
     checked: HeadCheck | None = None
     problem: ExportError | None = None
 
@@ -76,9 +75,9 @@ class SourceReading:
         if self.head is not None and self.starts:
             config = read_config(family_of(self.source), self.source)
             taps = {-1, *self.head.config.taps, *taps_of_readings(self.head.config, config)}
-        return Asked([*golden, *own], taps, self._look)
+        return Asked([*golden, *own], taps, self._look, self.leave, self.take)
 
-    def read(self) -> tuple[list[Continuation], HeadCheck | None]:
+    def read(self) -> tuple[Sequence[Written], HeadCheck | None]:
         """Returns the continuations, and what was seen of the head; lets the source write them if it has not. Raises
         ExportError if transformers cannot run it, or its logits are not finite."""
         if self.expected is None and self.problem is None:
@@ -100,7 +99,7 @@ class SourceReading:
         seen = json.loads((folder / REST).read_text(encoding="utf-8"))
         with np.load(folder / LOGITS, allow_pickle=False) as logits:
             self.expected = [
-                Continuation(prompt, tokens, logits[str(n)])
+                Written(prompt, tokens, logits[str(n)])
                 for n, (prompt, tokens) in enumerate(zip(self.prompts, seen["tokens"], strict=True))
             ]
         if (head := seen["head"]) is not None:
@@ -109,11 +108,10 @@ class SourceReading:
 
     def _look(self, model: Any, written: Sequence[Written]) -> None:
         try:
-            golden = len(self.prompts)
-            expected = [continuation(self.source.folder, each) for each in written[:golden]]
-            drafted = [
-                (Continued(each.start, each.tokens), each.hidden) for each in written[golden:] if each.tokens[1:]
-            ]
+            expected = written[: len(self.prompts)]
+            for text in expected:
+                check_finite(self.source, text.logits)
+            drafted = [each for each in written[len(self.prompts) :] if each.tokens[1:]]
             if self.head is not None and drafted:
                 weights = eager_weights(self.head, model)
                 self.checked = compare_readings(self.head, model.config, weights, drafted)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,18 +15,9 @@ from eagle_calib.errors import CalibrationError
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.recording.packed import load_packed
-from eagle_export.recording.source_text import Asked, Writer, Written
+from eagle_export.recording.source_text import Asked, Writer
 from eagle_runtime.base.errors import first_line
 from eagle_runtime.base.tree import Float
-
-
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    """The source's greedy tokens after a prompt. logits [n, V]: the rows that they are the argmax of."""
-
-    prompt: list[int]
-    tokens: list[int]
-    logits: Float
 
 
 @contextmanager
@@ -53,8 +43,7 @@ def ask(source: Checkpoint, asked: Asked) -> None:
         asked.look(model, written)
 
 
-def continuation(source: Path, written: Written) -> Continuation:
-    """Returns a text that a source wrote with its logits. Raises ExportError if they are not finite."""
-    if written.logits is None or not np.isfinite(written.logits).all():
-        raise ExportError(f"the logits of {source} are not finite")
-    return Continuation(written.start, written.tokens, written.logits)
+def check_finite(source: Checkpoint, logits: Float) -> None:
+    """Raises ExportError for logits of a source that are not finite."""
+    if not np.isfinite(logits).all():
+        raise ExportError(f"the logits of {source.folder} are not finite")

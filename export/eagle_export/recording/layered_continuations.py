@@ -11,34 +11,17 @@ Shapes: T tokens of a text, H hidden, R rows of logits, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
-from eagle_export.recording.continuations import Continuation, run_errors
+from eagle_export.recording.continuations import check_finite, run_errors
 from eagle_export.recording.layered import LayeredModel
-from eagle_runtime.base.tree import Float
+from eagle_export.recording.source_text import Written
 
 Draft = Callable[[list[int], int], list[int]]  # a text, the most tokens -> greedy tokens after it, one or more
-
-
-@dataclass(slots=True)
-class Verified:
-    """The source's tokens after a prompt, with the logits [1, V] of each, and its hidden states [1, T, H] for all but
-    the last token: by tap, the embedding first, and -1 for the last one, after the last norm."""
-
-    prompt: list[int]
-    tokens: list[int] = field(default_factory=list)
-    rows: list[Float] = field(default_factory=list)
-    hidden: dict[int, Tensor] = field(default_factory=dict)
-
-    def continuation(self) -> Continuation:
-        """Without the hidden states."""
-        return Continuation(self.prompt, self.tokens, np.concatenate(self.rows))
 
 
 def verified_continuations(
@@ -49,35 +32,41 @@ def verified_continuations(
     most: int,
     taps: Collection[int] = (),
     report: Callable[[str], None] = lambda step: None,
-) -> list[Verified]:
-    """Returns the source's greedy tokens after each prompt: at most `most`, up to the first eos, included.
+) -> list[Written]:
+    """Returns the source's greedy tokens after each prompt, with their logits: at most `most`, up to the first eos,
+    included.
 
-    draft: the bundle's tokens. taps: hidden states to keep. report: called with what is being done. Raises ExportError
-    if transformers cannot run the source or its logits are not finite."""
-    texts = [Verified(list(prompt)) for prompt in prompts]
+    draft: the bundle's tokens. taps: hidden states to keep beside the last. report: called with what is being done.
+    Raises ExportError if transformers cannot run the source or its logits are not finite."""
+    texts = [Written(list(prompt), []) for prompt in prompts]
     run = 0
-    while rest := [text for text in texts if len(text.tokens) < most and not (text.tokens and text.tokens[-1] in eos)]:
+
+    def goes_on(text: Written) -> bool:
+        return len(text.tokens) < most and not (text.tokens and text.tokens[-1] in eos)
+
+    while rest := [text for text in texts if goes_on(text)]:
         run += 1
         report(f"comparing with the source (run {run}, the bundle drafts)")
-        drafts = [draft([*text.prompt, *text.tokens], most - len(text.tokens)) for text in rest]
+        drafts = [draft([*text.start, *text.tokens], most - len(text.tokens)) for text in rest]
         with run_errors(source, " layer by layer", OSError):
-            _verify(source, rest, drafts, eos, taps, run, report)
+            verified = iter(_verify(source, rest, drafts, eos, taps, run, report))
+        texts = [next(verified) if goes_on(text) else text for text in texts]
     return texts
 
 
 @torch.inference_mode()
 def _verify(
     source: Checkpoint,
-    texts: Sequence[Verified],
+    texts: Sequence[Written],
     drafts: Sequence[Sequence[int]],
     eos: Collection[int],
     taps: Collection[int],
     run: int,
     report: Callable[[str], None],
-) -> None:
-    """Adds the tokens that one run of the source gives, the run of this number."""
+) -> list[Written]:
+    """Returns the texts with the tokens that one run of the source adds, the run of this number."""
     model = LayeredModel(
-        source, [[*text.prompt, *text.tokens, *new[:-1]] for text, new in zip(texts, drafts, strict=True)]
+        source, [[*text.start, *text.tokens, *new[:-1]] for text, new in zip(texts, drafts, strict=True)]
     )
     states: list[dict[int, Tensor]] = [{} for _ in texts]
     while True:
@@ -93,14 +82,14 @@ def _verify(
         kept[-1] = model.last_hidden(number)
     ends = torch.cat([kept[-1][0, -len(new) :] for kept, new in zip(states, drafts, strict=True)])
     logits = model.logits(ends).float().numpy()
-    if not np.isfinite(logits).all():
-        raise ExportError(f"the logits of {source.folder} are not finite")
+    check_finite(source, logits)
+    verified = []
     for text, new, kept in zip(texts, drafts, states, strict=True):
         own, logits = logits[: len(new)], logits[len(new) :]
         wanted = own.argmax(-1).tolist()
         last = (place for place in range(len(new)) if wanted[place] != new[place] or wanted[place] in eos)
         right = next(last, len(new) - 1) + 1
-        text.tokens += wanted[:right]
-        text.rows += [own[place : place + 1].copy() for place in range(right)]
-        length = len(text.prompt) + len(text.tokens) - 1
-        text.hidden = {tap: hidden[:, :length] for tap, hidden in kept.items()}
+        tokens, rows = [*text.tokens, *wanted[:right]], np.append(text.logits, own[:right]).reshape(-1, own.shape[1])
+        length = len(text.start) + len(tokens) - 1
+        verified.append(Written(text.start, tokens, rows, {tap: hidden[:, :length] for tap, hidden in kept.items()}))
+    return verified

@@ -107,12 +107,12 @@ INPUTS, NAMES = "other half", "names.json"  # in the copy's folder: recorded inp
 @dataclass(frozen=True, slots=True)
 class OtherHalf:
     """The copy of the process. pair: what it records. source: the loaded model, in a list that is emptied when it is no
-    longer needed. seen: takes what else the copy left in its folder."""
+    longer needed. asked: what the copy writes besides."""
 
     pair: Pair
     source: list[Any]
     copy: Copy
-    seen: Callable[[Path], None]
+    asked: Asked | None
 
     def completed(self, finished: Path, file: SampleFile, report: Callable[[str], None], *, weighed: int) -> Recorded:
         """Records this half on one thread, and joins both. finished: for the other half's inputs; file: for this one's.
@@ -130,7 +130,8 @@ class OtherHalf:
                 (folder / INPUTS).rename(finished / INPUTS)
                 names = json.loads((folder / NAMES).read_text(encoding="utf-8"))
                 second = Spilled(finished / INPUTS, names).listed()
-                self.seen(folder)
+                if self.asked is not None:
+                    self.asked.take(folder)
         finally:
             self.source.clear()
             torch.set_num_threads(threads)
@@ -138,14 +139,11 @@ class OtherHalf:
 
 
 @contextmanager
-def other_half(
-    pair: Pair, place: Path, asked: Asked | None, leave: Callable[[Path], None], seen: Callable[[Path], None]
-) -> Iterator[OtherHalf | None]:
+def other_half(pair: Pair, place: Path, asked: Asked | None) -> Iterator[OtherHalf | None]:
     """Starts a copy of the process, which records one half of a whole model's inputs and writes what is asked besides.
 
-    place: of the bundle, next to which the copy writes. leave: called there with its folder, when it has written what
-    was asked; seen: called here with that folder. Yields None where one process is to record all: for a small source,
-    on one core or many, or with too little memory for two."""
+    place: of the bundle, next to which the copy writes. Yields None where one process is to record all: for a small
+    source, on one core or many, or with too little memory for two."""
     numbers = pair.target.numbers
     few = sys.platform == "linux" and 2 <= (threads_allowed() or cores()) <= FEW
     free = free_memory()
@@ -170,12 +168,13 @@ def other_half(
                 files[origin] = spilled.names[name]
             spilled.names[name] = files[origin]
         (folder / NAMES).write_text(json.dumps(spilled.names), encoding="utf-8")
-        leave(folder)
+        if asked is not None:
+            asked.leave(folder)
 
     with claimed(place.with_name(f"{place.name}-recording")) as claim:
         (claim / "new").mkdir()
         with meanwhile(work, claim / "new") as copy:
-            yield OtherHalf(pair, source, copy, seen)
+            yield OtherHalf(pair, source, copy, asked)
 
 
 def _half(

@@ -6,7 +6,8 @@ Shapes: T tokens, H width, V vocabulary; a batch has B texts.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,23 +49,26 @@ class Greedy:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A greedy text. tokens: after the start. logits [n, V]: of which the tokens are the argmax; None if they were not
-    to be kept. hidden: by tap, of all tokens but the last [1, T, H]."""
+    """A greedy text. tokens: after the start. logits [n, V]: of which the tokens are the argmax, if they are kept.
+    hidden: by tap, the embedding first and -1 for what the LM head reads, of all tokens but the last [1, T, H]."""
 
     start: list[int]
     tokens: list[int]
-    logits: Float | None
-    hidden: Mapping[int, Tensor]
+    logits: Float = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    hidden: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """Greedy texts that are written beside sampled ones: a model reads many rows nearly as fast as a few. taps: of the
-    hidden states that are kept. look: called with the model and these texts."""
+    hidden states that are kept. look: called with the model and these texts. leave: called with a folder by a copy of
+    the process that has looked, for what it found; take: with that folder by the process itself."""
 
     texts: Sequence[Greedy]
     taps: Collection[int]
     look: Callable[[Any, Sequence[Written]], None]
+    leave: Callable[[Path], None] = lambda folder: None
+    take: Callable[[Path], None] = lambda folder: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +170,8 @@ class _Greedy:
     def written(self) -> Written:
         start = len(self.asked.start)
         hidden = {tap: torch.cat(parts, 1) for tap, parts in self.hidden.items()}
-        logits = np.stack(self.rows) if self.rows else None
-        return Written(self.text[:start], self.text[start:], logits, hidden)
+        written = Written(self.text[:start], self.text[start:], hidden=hidden)
+        return replace(written, logits=np.stack(self.rows)) if self.rows else written
 
 
 class _Rows(DynamicLayer):  # type: ignore[misc]
