@@ -202,8 +202,8 @@ def _traced(work: Work, until_end: ExitStack) -> Traced:
     graphs = build_graphs(pair, traced, work.top_k, routed=routes_experts(settings.backend))
     if settings.keep:
         KeepLayers(tuple(settings.keep)).check_patterns(graphs["target"])
-    if work.order.budget.size is not None:
-        room_for(graphs, partial(work.order.plan, None), work.order.budget.size)
+    if work.settings.size is not None:
+        room_for(graphs, partial(work.order.plan, None), work.settings.size)
     if requirement.seconds > NOTABLE:
         print_line("eagle-export", requirement.line(work.bundle))
     layers = layers_of(graphs["target"])
@@ -231,7 +231,7 @@ def _chosen(work: Work, traced: Traced, finished: Path, samples: SampleFile) -> 
     if work.settings.precision == AUTO:
         if recorded is None:
             raise ExportError(f"layers cannot be chosen: {missing[0]}")
-        chosen = choose(traced.graphs, with_inputs, recorded, work.order.budget, work.report)
+        chosen = choose(traced.graphs, with_inputs, recorded, work.settings.aim, work.settings.size, work.report)
     elif recorded is not None and recorded.importance:
         chosen = foreseen(traced.graphs["target"], chosen.plan, recorded)
     if recorded is not None:

@@ -59,15 +59,6 @@ class Sensitivity:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """What an "auto" export must keep to. size: bytes of all weights, None for any. agreement: the share of tokens for
-    which it should rank the same token first as its source, None for as many as the size allows."""
-
-    size: int | None
-    agreement: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """rows: every layer of a target in "auto". plan: the passes that are left to run. done: what those before them did.
     kl: in nats, that the target will have about; None where that is not known."""
@@ -78,7 +69,7 @@ class Choice:
     kl: float | None
 
 
-def checked_budget(precision: str, agreement: float | None, size: int | None) -> Budget:
+def check_budget(precision: str, agreement: float | None, size: int | None) -> None:
     """Raises ExportError for a budget of another precision than "auto", an "auto" without one, and wrong figures."""
     if precision != AUTO and size is not None:
         raise ExportError(f"a size to choose layers by belongs to precision {AUTO}, not {precision}")
@@ -88,21 +79,23 @@ def checked_budget(precision: str, agreement: float | None, size: int | None) ->
         raise ExportError(f"the agreement is {agreement:g}, but must be between 0 and 1")
     if size is not None and size < 1:
         raise ExportError(f"the size is {size} bytes, but must be 1 or more")
-    return Budget(size, agreement)
 
 
 def choose(
     graphs: Mapping[str, ir.Model],
     plan_of: Callable[[Mapping[str, Grid]], Plan],
     recorded: Recorded,
-    budget: Budget,
+    agreement: float | None,
+    size: int | None,
     report: Callable[[str], None],
 ) -> Choice:
     """Smooths the target, in place, and chooses the grids of its layers.
 
-    graphs: as traced. plan_of: returns the passes for grids by weight name. Raises ExportError if the size is too small
-    for the narrowest grids, or an agreement is asked for where only relative errors are known."""
-    if budget.agreement is not None and not recorded.importance:
+    graphs: as traced. plan_of: returns the passes for grids by weight name. agreement: the share of tokens for which
+    the target should rank the same token first as its source, None for as many as the size allows. size: bytes of all
+    weights, None for any. Raises ExportError if the size is too small for the narrowest grids, or an agreement is asked
+    for where only relative errors are known."""
+    if agreement is not None and not recorded.importance:
         raise ExportError(
             "how much layers change predictions can only be measured with the whole source in memory, which has no "
             "room here; give a size in the place of an agreement"
@@ -115,12 +108,12 @@ def choose(
     def left(chosen_grids: Mapping[str, Grid]) -> Plan:
         return plan_after(first, plan_of(chosen_grids))
 
-    room = None if budget.size is None else room_for(graphs, left, budget.size)
+    room = None if size is None else room_for(graphs, left, size)
     losses, most = [], rows_of_all(recorded)
     for number, layer in enumerate(layers):
         report(f"measuring layers ({number} of {len(layers)})")
         losses.append(layer_losses(layer, grids[layer.name], recorded, most))
-    rows = chosen(_on_one_scale(layers, grids, losses), room, budget.agreement)
+    rows = chosen(_on_one_scale(layers, grids, losses), room, agreement)
     kl = COMPENSATED * sum(each.choice.kl for each in rows) if recorded.importance else None
     return Choice(tuple(rows), left({each.name: each.choice.grid for each in rows}), done, kl)
 

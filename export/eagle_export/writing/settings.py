@@ -22,7 +22,7 @@ from eagle_export.recipes.plan import (
     plan,
     recorded_from_source,
 )
-from eagle_export.writing.automatic import Budget, checked_budget
+from eagle_export.writing.automatic import check_budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Settings that were checked. precisions: of graph "target" and, if there is a head, "draft". budget: of precision
-    "auto". required: what the bundle must reach. observed: what the calibration holds, None without one."""
+    """Settings that were checked. precisions: of graph "target" and, if there is a head, "draft". required: what the
+    bundle must reach. observed: what the calibration holds, None without one."""
 
     settings: Settings
     precisions: Mapping[str, str]
-    budget: Budget
     required: RequiredFidelity
     observed: Calibration | None
 
@@ -105,7 +104,7 @@ class Order:
         precisions = {"target": precision}
         if head:
             precisions["draft"] = settings.draft_precision or default_draft_precision(backend, precision)
-        budget = checked_budget(precision, aim, settings.size)
+        check_budget(precision, aim, settings.size)
         least = settings.min_agreement if aim is None else min(aim, LIMITS[AUTO].agreement)
         calibrated = settings.calibration is not None
         required = required_fidelity(
@@ -115,7 +114,7 @@ class Order:
         if required.explicit and not settings.certify:
             raise ExportError("an agreement or a KL is asked for, but the export is to go without the comparison")
         observed = None if settings.calibration is None else read_calibration(settings.calibration)
-        order = cls(settings, precisions, budget, required, observed)
+        order = cls(settings, precisions, required, observed)
         order.plan()  # which checks that the precisions go together
         return order
 
