@@ -22,7 +22,7 @@ from eagle_export.base.destination import (
     folder_bytes,
 )
 from eagle_export.base.errors import ExportError
-from eagle_export.base.memory import give_back, keep_blocks_apart, keep_blocks_together, only_new_objects
+from eagle_export.base.memory import APART, TOGETHER, give_back, only_new_objects, set_threshold
 from eagle_export.base.resume import fingerprint, holds_refused, kept, rounded_by
 from eagle_export.checking.certificate import certified
 from eagle_export.checking.head_check import HeadCheck
@@ -192,7 +192,7 @@ def _traced(work: Work, until_end: ExitStack) -> Traced:
         requirement.check(work.bundle)
     reading = reading_of_pair(pair) if certify and way == "whole" else None
     if way is not None:
-        keep_blocks_apart()  # until inputs are recorded
+        set_threshold(APART)  # until inputs are recorded
     other: OtherHalf | None = None
     if way == "whole" and settings.calibrate is None:
         asked = None if reading is None else reading.asked()
@@ -225,7 +225,7 @@ def _chosen(work: Work, traced: Traced, finished: Path, samples: SampleFile) -> 
     )  # fmt: skip
     work.warnings.extend(missing)
     give_back()
-    keep_blocks_together()
+    set_threshold(TOGETHER)
     with_inputs = partial(work.order.plan, None if recorded is None else recorded.inputs)
     chosen = Choice((), with_inputs(), {}, None)
     if work.settings.precision == AUTO:

@@ -46,11 +46,11 @@ def test_only_new_objects_are_looked_at() -> None:
 
 BLOCKS = """
 import ctypes, os, sys
-from eagle_export.base.memory import keep_blocks_apart, keep_blocks_together
+from eagle_export.base.memory import APART, TOGETHER, set_threshold
 if sys.argv[1] != "usual":
-    keep_blocks_apart()
+    set_threshold(APART)
 if sys.argv[1] == "together":
-    keep_blocks_together()
+    set_threshold(TOGETHER)
 library = ctypes.CDLL(None)
 library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 library.free(library.malloc(8 << 20))  # glibc takes 8 MB for its threshold now

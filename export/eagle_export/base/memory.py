@@ -41,7 +41,8 @@ def without_collection() -> Iterator[None]:
 @contextmanager
 def only_new_objects() -> Iterator[None]:
     """In this context only objects that are made in it are looked at for those that refer to each other. torch and
-    transformers are half a million objects: an export of a tiny model looks at them for a sixth of its time."""
+    transformers are half a million objects: an export of a tiny model looks at them for a sixth of its time. Its end is
+    also that of one around it."""
     gc.freeze()
     try:
         yield
@@ -49,31 +50,13 @@ def only_new_objects() -> Iterator[None]:
         gc.unfreeze()
 
 
-@contextmanager
-def pages_in_common() -> Iterator[None]:
-    """As only_new_objects, for a process that is copied in this context: looking writes into each object, so process
-    and copy would soon have pages of their own. Those of an export of SmolLM2-135M in int4 take 1.59 GB together, and
-    1.49 with this. It ends an only_new_objects around it."""
-    gc.collect()
-    with only_new_objects():
-        yield
-
-
-def keep_blocks_apart() -> None:
-    """Makes glibc return every larger block to the system when it is freed, until keep_blocks_together.
+def set_threshold(size: int) -> None:
+    """Makes glibc return every block of so many bytes or more to the system when it is freed: from APART on while an
+    export records, and from TOGETHER on afterwards.
 
     Otherwise the heap gets holes that nothing fills: while an export of SmolLM2-135M in int4 records, both processes
     together take 1.65 GB, and 1.53 with this. Throughout, it would take a fifth longer, as each block is mapped anew.
     Where the C library is another, or the environment says how it should allocate, nothing changes."""
-    _set_threshold(APART)
-
-
-def keep_blocks_together() -> None:
-    """Ends keep_blocks_apart."""
-    _set_threshold(TOGETHER)
-
-
-def _set_threshold(size: int) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None and not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         mallopt(MMAP_THRESHOLD, size)
