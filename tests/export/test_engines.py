@@ -178,8 +178,8 @@ def test_the_memory_of_an_engine_is_read_from_the_log() -> None:
         "Total Activation Memory: 300 bytes",
         "Total Weights Memory: 7 bytes",
     ]
-    assert module.read_memory(lines) == module.EngineMemory(7, 300)
-    assert module.read_memory(["Total Host Persistent Memory: 80 bytes"]) == module.EngineMemory(None, None)
+    assert module.read_memory(lines) == (7, 300)
+    assert module.read_memory(["Total Host Persistent Memory: 80 bytes"]) == (None, None)
 
 
 def test_fp32_is_refused(bundle_of: Callable[..., Path], tmp_path: Path) -> None:

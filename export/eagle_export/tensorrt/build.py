@@ -197,7 +197,7 @@ def _build_one(
     except ValueError:  # a release with another format of its log, which says nothing about the engine
         kernels = ()
     of_trees = [kernel for kernel in kernels if kernel.profile == 0]
-    memory = read_memory(network.messages.memory)
+    weights, scratch = read_memory(network.messages.memory)
     spec = EngineSpec(
         file=path.name,
         sha256=file_sha256(path),
@@ -209,8 +209,8 @@ def _build_one(
         profiles=profiles,
         kernels=len(of_trees) or None,
         fused_attention=sum(kernel.is_fused_attention for kernel in of_trees) if of_trees else None,
-        weights=memory.weights,
-        scratch=memory.scratch,
+        weights=weights,
+        scratch=scratch,
     )
     return BuiltEngine(graph.name, spec, graph.layers, kernels, time.perf_counter() - started)
 
@@ -252,21 +252,13 @@ def _progress(name: str) -> Iterator[Report]:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class EngineMemory:
-    """Bytes of GPU memory of an engine: its weights, and the scratch memory of its largest profile. None where the
-    library does not report them."""
-
-    weights: int | None
-    scratch: int | None
-
-
-def read_memory(messages: Iterable[str]) -> EngineMemory:
-    """Returns the memory of an engine from the lines that its build logged."""
+def read_memory(messages: Iterable[str]) -> tuple[int | None, int | None]:
+    """Returns the bytes of GPU memory of an engine from the lines that its build logged: of its weights, and of the
+    scratch memory of its largest profile; None where the library does not report them."""
     logged: dict[str, list[int]] = {"Activation": [], "Weights": []}
     for match in filter(None, map(_LINE.search, messages)):
         logged[match[1]].append(int(match[2]))
-    return EngineMemory(max(logged["Weights"], default=None), max(logged["Activation"], default=None))
+    return max(logged["Weights"], default=None), max(logged["Activation"], default=None)
 
 
 def check_memory(graph: Path) -> None:

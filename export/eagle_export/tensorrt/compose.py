@@ -14,6 +14,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 from eagle_export.base.errors import ExportError
 from eagle_export.graphs.trace import OPSET
 from eagle_export.recipes.graph import Array
+from eagle_runtime.bundle.graph import past_names
 
 EMBEDS = "embeds"  # input [1, T, H] of engine graphs in place of input_ids: the rows of the embedding
 F16, F32, INT, I32 = ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.INT32
@@ -147,16 +148,34 @@ def mask_of(graph: ir.Graph) -> ir.Node:
     return node
 
 
+def end_of(graph: ir.Graph, name: str) -> ir.Value:
+    """Returns an input or output of a bundle's graph."""
+    (end,) = (value for value in (*graph.inputs, *graph.outputs) if value.name == name)
+    return end
+
+
 def dtype_of(graph: ir.Graph) -> ir.DataType:
     """Returns the type that the graph computes in."""
-    (mask,) = (value for value in graph.inputs if value.name == "tree_mask")
-    assert mask.dtype is not None
-    return mask.dtype
+    dtype = end_of(graph, "tree_mask").dtype
+    assert dtype is not None
+    return dtype
+
+
+def past_of(graph: ir.Graph) -> dict[str, ir.Value]:
+    """Returns inputs for past keys and values, by name, as the bundle's graph has them."""
+    given = {str(value.name): value for value in graph.inputs}
+    names = past_names(sum(name.startswith("past_key_values.") for name in given) // 2)
+    return {name: ir.val(name, dtype_of(graph), given[name].shape) for name in names}
+
+
+def embeds_of(graph: ir.Graph, rows: int | str) -> ir.Value:
+    """Returns the input EMBEDS of so many rows."""
+    return ir.val(EMBEDS, dtype_of(graph), [1, rows, size_of(table_of(graph), 1)])
 
 
 def same_shape(graph: ir.Graph, name: str) -> Sequence[int | str]:
     """Returns the shape of an output of the bundle's graph."""
-    (shape,) = (value.shape for value in graph.outputs if value.name == name)
+    shape = end_of(graph, name).shape
     assert shape is not None
     return [size if isinstance(size, int) else str(size) for size in shape]
 

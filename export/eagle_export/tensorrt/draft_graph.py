@@ -26,14 +26,17 @@ from eagle_export.tensorrt.compose import (
     INT,
     Writer,
     dtype_of,
+    embeds_of,
+    end_of,
     mask_over_all,
     named,
+    past_of,
     same_shape,
     size_of,
     table_of,
 )
 from eagle_runtime.base.tree import additive_mask, hiding
-from eagle_runtime.bundle.graph import past_names, present_names
+from eagle_runtime.bundle.graph import present_names
 from eagle_runtime.bundle.manifest import BlockSpec
 from eagle_runtime.drafting.block_head import drafting_rows, seen_rows
 from eagle_runtime.drafting.coupling import ROUNDING
@@ -67,29 +70,27 @@ def draft_graph(source: Path, depth: int, top_k: int) -> ir.Model:
 
     Raises ExportError for a head that proposes fewer than k tokens, or a depth of 0."""
     graph = ir.load(source).graph
-    given = {str(value.name): value for value in graph.inputs}
-    (proposals,) = (value for value in graph.outputs if value.name == "log_probs")
-    proposed = size_of(proposals, 2)
+    proposed = size_of(end_of(graph, "log_probs"), 2)
     if not (1 <= top_k <= proposed and depth >= 1):
         raise ExportError(
             f"a tree of {depth} levels with {top_k} children per node cannot be drafted in one call by a head that "
             f"proposes {proposed} tokens per row; export the pair with other tree defaults"
         )
-    past = past_names(sum(name.startswith("past_key_values.") for name in given) // 2)
+    past = past_of(graph)
     present = present_names(len(past) // 2)
-    dtype, table, known = dtype_of(graph), table_of(graph), known_tokens(graph)
+    dtype, known = dtype_of(graph), known_tokens(graph)
     inputs = {
-        EMBEDS: ir.val(EMBEDS, dtype, [1, "T", size_of(table, 1)]),
-        "features": ir.val("features", dtype, given["features"].shape),
+        EMBEDS: embeds_of(graph, "T"),
+        "features": ir.val("features", dtype, end_of(graph, "features").shape),
         "position_ids": ir.val("position_ids", INT, [1, "T"]),
         "tree_mask": ir.val("tree_mask", dtype, [1, 1, "T", "T"]),
         "past_mask": ir.val("past_mask", dtype, [1, 1, 1, "P"]),
         "row_mask": ir.val("row_mask", dtype, [1, 1, 1, "T"]),
         "last_row": ir.val("last_row", INT, [1]),
         "level_positions": ir.val("level_positions", INT, [depth]),
-        "noise": ir.val("noise", F32, [depth + 1, size_of(table, 0) if known is None else len(known)]),
+        "noise": ir.val("noise", F32, [depth + 1, size_of(table_of(graph), 0) if known is None else len(known)]),
         "ranking": ir.val("ranking", F32, [5]),
-        **{name: ir.val(name, dtype, given[name].shape) for name in past},
+        **past,
     }
     write = Writer()
     mask = mask_over_all(write, inputs["past_mask"], inputs["tree_mask"])
@@ -229,16 +230,14 @@ def block_graph(source: Path, block: BlockSpec) -> ir.Model:
     Outputs: as the bundle's graph has them for all drafted positions, but token_ids as int32, and no keys and values,
     which would be a copy of the features."""
     graph = ir.load(source).graph
-    given = {str(value.name): value for value in graph.inputs}
     dtype, size = dtype_of(graph), block.size
-    past = past_names(sum(name.startswith("past_key_values.") for name in given) // 2)
     inputs = {
-        EMBEDS: ir.val(EMBEDS, dtype, [1, size, size_of(table_of(graph), 1)]),
+        EMBEDS: embeds_of(graph, size),
         "input_ids": ir.val("input_ids", INT, [1, size]),
-        "features": ir.val("features", dtype, [1, 1, size_of(given["features"], 2)]),
+        "features": ir.val("features", dtype, [1, 1, size_of(end_of(graph, "features"), 2)]),
         "position_ids": ir.val("position_ids", INT, [1, size]),
         "past_mask": ir.val("past_mask", dtype, [1, 1, 1, "P"]),
-        **{name: ir.val(name, dtype, given[name].shape) for name in past},
+        **past_of(graph),
     }
     write, zero = Writer(), np.zeros((1, 1, 1, 1), dtype.numpy())
     before = write.op("Concat", inputs["past_mask"], write.constant("last_row_mask", zero), axis=-1)

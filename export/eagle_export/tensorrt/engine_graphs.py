@@ -12,7 +12,7 @@ import onnx_ir as ir
 from eagle_export.graphs.weights import tensor_spec
 from eagle_export.recipes.graph import Array
 from eagle_export.recipes.vocabulary import known_tokens
-from eagle_export.tensorrt.compose import dtype_of, size_of, table_of
+from eagle_export.tensorrt.compose import dtype_of, end_of, size_of, table_of
 from eagle_export.tensorrt.draft_graph import block_graph, draft_graph
 from eagle_export.tensorrt.target_graph import keep_graph, target_graph
 from eagle_runtime.base.files import file_sha256
@@ -58,8 +58,7 @@ def engine_graphs(bundle: Path, manifest: Manifest, rows: int) -> Iterator[Engin
         model = draft_graph(head, depth, top_k)
     yield _engine_graph("draft", model, head, manifest.head.num_layers, tables)
     past = past_names(target.num_layers)
-    keys = next(value for value in graph.inputs if value.name == past[0])
-    (features,) = (value for value in graph.outputs if value.name == "features")
+    keys, features = end_of(graph, past[0]), end_of(graph, "features")
     width = size_of(keys, 2) * size_of(keys, 3)
     keep = keep_graph(len(past), rows, width, size_of(features, 2), dtype_of(graph))
     yield _engine_graph("keep", keep, source, 0, {})

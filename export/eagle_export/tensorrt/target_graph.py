@@ -16,13 +16,15 @@ from eagle_export.tensorrt.compose import (
     INT,
     Writer,
     dtype_of,
+    embeds_of,
+    end_of,
     mask_over_all,
     named,
+    past_of,
     same_shape,
     size_of,
-    table_of,
 )
-from eagle_runtime.bundle.graph import past_names, present_names
+from eagle_runtime.bundle.graph import present_names
 from eagle_runtime.trt.fixed_shapes import KEPT_ROWS
 
 TOP = 64  # likeliest tokens of a row; more than the 50 of Hugging Face's usual top-k
@@ -40,20 +42,17 @@ def target_graph(source: Path) -> ir.Model:
     highest logits, highest first, equal ones in any order; log_sum_exp [R]: of the row times inverse_temperature;
     watched_logits [R, M]; new keys and values. (The first k of K rows are contiguous, so fewer can be downloaded.)"""
     graph = ir.load(source).graph
-    given = {str(value.name): value for value in graph.inputs}
-    past = past_names(sum(name.startswith("past_key_values.") for name in given) // 2)
-    (logits,) = (value for value in graph.outputs if value.name == "logits")
-    top, watched = (min(count, size_of(logits, 2)) for count in (TOP, WATCHED))
-    dtype = dtype_of(graph)
+    past, dtype = past_of(graph), dtype_of(graph)
+    top, watched = (min(count, size_of(end_of(graph, "logits"), 2)) for count in (TOP, WATCHED))
     inputs = {
-        EMBEDS: ir.val(EMBEDS, dtype, [1, "T", size_of(table_of(graph), 1)]),
+        EMBEDS: embeds_of(graph, "T"),
         "position_ids": ir.val("position_ids", INT, [1, "T"]),
         "tree_mask": ir.val("tree_mask", dtype, [1, 1, "T", "T"]),
         "past_mask": ir.val("past_mask", dtype, [1, 1, 1, "P"]),
         "logit_rows": ir.val("logit_rows", INT, ["R"]),
         "watched_ids": ir.val("watched_ids", INT, ["R", watched]),
         "inverse_temperature": ir.val("inverse_temperature", F32, [1]),
-        **{name: ir.val(name, dtype, given[name].shape) for name in past},
+        **past,
     }
     write = Writer()
     mask = mask_over_all(write, inputs["past_mask"], inputs["tree_mask"])
