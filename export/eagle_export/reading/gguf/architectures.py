@@ -34,6 +34,7 @@ PROJECTIONS = {
 }
 MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+BEFORE_BOTH = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
 BEFORE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 AROUND = {"attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm", **AFTER}
@@ -238,15 +239,14 @@ def _exaone4(file: GgufFile, config: Config) -> Config:
 
 
 def _gpt_oss(file: GgufFile, config: Config) -> Config:
-    rope = config[
-        "rope_parameters"
-    ]  # llama.cpp keeps whole numbers of the bounds between frequencies, transformers not
+    rope = config["rope_parameters"]
     return {
         **_mixtral(file, config),
         "attention_bias": True,
         "intermediate_size": file.integer("expert_feed_forward_length", config["intermediate_size"]),
         "sliding_window": file.integer("attention.sliding_window"),
         "layer_types": _layer_types(file, config, 2),
+        # llama.cpp keeps whole numbers of the bounds between frequencies, transformers not.
         "rope_parameters": {**rope, "truncate": False} if rope["rope_type"] == "yarn" else rope,
     }
 
@@ -396,8 +396,7 @@ ARCHITECTURES = {
             **PROJECTIONS,
             **MLP,
             **SHARED,
-            "attn_norm": "input_layernorm",
-            "post_attention_norm": "post_attention_layernorm",
+            **BEFORE_BOTH,
             "ffn_gate_inp": "mlp.gate",
             CORRECTED: "mlp.gate.e_score_correction_bias",
         },
@@ -425,7 +424,7 @@ ARCHITECTURES = {
     ),
     "seed_oss": Architecture(
         "seed_oss",
-        {**PROJECTIONS, **MLP, "attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"},
+        {**PROJECTIONS, **MLP, **BEFORE_BOTH},
         _seed_oss,
     ),
     "mistral3": Architecture("ministral3", LLAMA_NAMES, _ministral3, turned=True),
@@ -440,8 +439,7 @@ ARCHITECTURES = {
         "gpt_oss",
         {
             **PROJECTIONS,
-            "attn_norm": "input_layernorm",
-            "post_attention_norm": "post_attention_layernorm",
+            **BEFORE_BOTH,
             "attn_sinks": "self_attn.sinks",
             "ffn_gate_inp": "mlp.router",
         },

@@ -162,62 +162,46 @@ def _read_part(path: Path) -> tuple[dict[str, Any], list[Entry]]:
         raise ExportError('GGUF files are read with the package gguf; pip install "eagle-edge[gguf]"') from None
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            values, infos = _Header(content).read()
+            values, infos, data = _Header(content, path).read()
         size, entries, known = path.stat().st_size, [], set(GGMLQuantizationType)
-        for info in infos:
-            if info.kind not in known:
-                raise UnknownTypeError(f"tensor {info.name!r} is of type {info.kind}")
-            kind = GGMLQuantizationType(info.kind)
+        for name, number, shape, offset in infos:
+            if number not in known:
+                raise ExportError(
+                    f"{path}: tensor {name!r} is of type {number}, which the installed package gguf does not know; "
+                    f"update it, or {OTHER_TYPE}"
+                )
+            kind = GGMLQuantizationType(number)
             block, stored = GGML_QUANT_SIZES[kind]
-            if info.shape[-1] % block:
-                raise ValueError(f"tensor {info.name!r} has rows of {info.shape[-1]} numbers in blocks of {block}")
-            row = info.shape[-1] // block * stored
-            if info.offset + math.prod(info.shape[:-1]) * row > size:
-                raise ValueError(f"tensor {info.name!r} lies beyond its end")
-            entries.append(Entry(info.name, path, info.offset, kind.name, info.shape, row))
-    except OtherByteOrderError:
-        raise ExportError(f"{path} was written for machines with the other byte order; {ADVICE} on this one") from None
-    except UnknownTypeError as error:
-        raise ExportError(
-            f"{path}: {error}, which the installed package gguf does not know; update it, or {OTHER_TYPE}"
-        ) from None
+            if shape[-1] % block:
+                raise ValueError(f"tensor {name!r} has rows of {shape[-1]} numbers in blocks of {block}")
+            row = shape[-1] // block * stored
+            if data + offset + math.prod(shape[:-1]) * row > size:
+                raise ValueError(f"tensor {name!r} lies beyond its end")
+            entries.append(Entry(name, path, data + offset, kind.name, shape, row))
+    except ExportError:
+        raise
     except Exception as error:  # many kinds, for bytes that are not what they should be
         what = " ".join(str(error).split())[:200] or type(error).__name__
         raise ExportError(f"{path} is not a GGUF file, or damaged or cut short ({what}); download it again") from None
     return values, entries
 
 
-class OtherByteOrderError(ValueError):
-    """The file was written for machines with the other byte order."""
-
-
-class UnknownTypeError(ValueError):
-    """A tensor is of a type that has no name here."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """kind: GGML's number of the type. shape: rows first, as in PyTorch. offset: of the first byte in the file."""
-
-    name: str
-    kind: int
-    shape: tuple[int, ...]
-    offset: int
-
-
 class _Header:
-    """Reads values one after the other. at: offset of the next one. Raises OtherByteOrderError; and ValueError,
-    struct.error or KeyError for bytes that are no such header."""
+    """Reads values one after the other. at: offset of the next one. Raises ExportError for the other byte order; and
+    ValueError, struct.error or KeyError for bytes that are no such header."""
 
-    def __init__(self, content: mmap.mmap) -> None:
-        self.content, self.at = content, 0
+    def __init__(self, content: mmap.mmap, path: Path) -> None:
+        self.content, self.path, self.at = content, path, 0
 
-    def read(self) -> tuple[dict[str, Any], list[TensorInfo]]:
+    def read(self) -> tuple[dict[str, Any], list[tuple[str, int, tuple[int, ...], int]], int]:
+        """Returns metadata, then of each tensor its name, GGML's number of its type, its shape with rows first, and the
+        offset of its first byte from that of all, which comes last."""
         if self.number("I") != MAGIC:
             raise ValueError("it does not begin with GGUF")
         version = self.number("I")
         if not version & 0xFFFF:
-            raise OtherByteOrderError("other byte order")
+            where = f"{self.path} was written for machines with the other byte order"
+            raise ExportError(f"{where}; {ADVICE} on this one")
         if version not in VERSIONS:
             raise ValueError(f"version {version}")
         tensors, count = self.number("Q"), self.number("Q")
@@ -231,15 +215,14 @@ class _Header:
         step = values.get("general.alignment", ALIGNMENT)
         if type(step) is not int or step < 1 or step & (step - 1):
             raise ValueError(f"general.alignment is {step!r}")
-        data = -(-self.at // step) * step
-        return values, [TensorInfo(each.name, each.kind, each.shape, data + each.offset) for each in infos]
+        return values, infos, -(-self.at // step) * step
 
-    def tensor(self) -> TensorInfo:
+    def tensor(self) -> tuple[str, int, tuple[int, ...], int]:
         name, axes = self.text(), self.number("I")
         if axes > MOST_AXES:
             raise ValueError(f"tensor {name[:60]} has {axes} axes")
         sizes = self.numbers("Q", axes)
-        return TensorInfo(name, self.number("I"), tuple(reversed(sizes)), self.number("Q"))
+        return name, self.number("I"), tuple(reversed(sizes)), self.number("Q")
 
     def value(self, kind: int) -> Any:
         if kind == STRING:

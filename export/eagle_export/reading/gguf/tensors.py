@@ -167,9 +167,8 @@ def _parts(
             return
         count, *shape = entry.shape
         for each in range(count):
-            rows = _some_rows(
-                entry, each * math.prod(shape[:-1]), tuple(shape)
-            )  # of a bias one, which becomes a vector
+            # Of a bias one row, which becomes a vector.
+            rows = _some_rows(entry, each * math.prod(shape[:-1]), tuple(shape))
             yield form.format(each), _tensor(rows, form.format(each), architecture)
         return
     if part not in architecture.layer or expert is not None:
