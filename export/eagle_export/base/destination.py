@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -12,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from eagle_calib.folder import WORK, clear_leftovers
 from eagle_export.base.errors import ExportError
 from eagle_runtime.base.errors import BundleError
-from eagle_runtime.base.files import MANIFEST_BYTES, SIDECAR_BYTES, read_json, read_plain
+from eagle_runtime.base.files import MANIFEST_BYTES, SIDECAR_BYTES, read_json
 from eagle_runtime.bundle.manifest import MANIFEST_NAME
 from eagle_runtime.trt.engine_file import ENGINES, SIDECAR
 
@@ -79,9 +78,8 @@ def engines_of(bundle: Path) -> tuple[str, ...]:
 def _listed(path: Path, named: Path) -> Iterator[str]:
     """The files that a manifest of any version lists. named: its path in errors."""
     try:
-        data = json.loads(read_plain(path, MANIFEST_BYTES).decode())
-        yield from data["files"]
-    except (OSError, ValueError, RecursionError, BundleError, KeyError, TypeError):
+        yield from read_json(path, MANIFEST_BYTES, BundleError, "")["files"]
+    except (RecursionError, BundleError, KeyError, TypeError):
         raise ExportError(f"{named} does not say which files are the bundle's; choose another name") from None
 
 
