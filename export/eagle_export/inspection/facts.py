@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,11 +88,11 @@ def target_facts(whole: Checkpoint) -> TargetFacts:
         facts = _sized(target, family, problems)
     except ExportError as error:
         raise ExportError(problems[0] if problems else str(error)) from None
-    facts = replace(facts, notes=(*whole.notes, *facts.notes))
+    notes = [*whole.notes, *facts.notes]
     if family is not None:
         problems += _shape_problems(target, facts, family.mlp_norm)
-        facts = replace(facts, notes=(*facts.notes, *_prediction_notes(whole, facts)))
-    return replace(facts, problems=tuple(problems))
+        notes += _prediction_notes(whole, facts)
+    return replace(facts, problems=tuple(problems), notes=tuple(notes))
 
 
 def _sized(target: Checkpoint, family: Family | None, problems: Sequence[str]) -> TargetFacts:
@@ -286,10 +285,7 @@ def _stated_target(config: Mapping[str, Any]) -> str | None:
 
 def _types(checkpoint: Checkpoint) -> str:
     """The types of the tensors, the one of most numbers first."""
-    numbers: dict[str, int] = {}
-    for tensor in checkpoint.tensors.values():
-        numbers[tensor.stored_as] = numbers.get(tensor.stored_as, 0) + prod(tensor.shape)
-    return ", ".join(sorted(numbers, key=lambda dtype: -numbers[dtype]))
+    return ", ".join(kind for kind, _ in checkpoint.numbers_of_types.most_common())
 
 
 def _bytes(checkpoint: Checkpoint) -> int:

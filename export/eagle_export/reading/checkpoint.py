@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,14 @@ class Checkpoint:
     def numbers(self) -> int:
         """How many numbers its tensors hold."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
+    @property
+    def numbers_of_types(self) -> Counter[str]:
+        """How many numbers are stored in each type."""
+        numbers = Counter[str]()
+        for tensor in self.tensors.values():
+            numbers[tensor.stored_as] += math.prod(tensor.shape)
+        return numbers
 
     def active(self, experts: tuple[int, int] | None) -> int:
         """Returns how many numbers one row needs. experts: of a layer, and those that a row chooses."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from math import prod
-
 from eagle_export.base.errors import ExportError
 from eagle_export.graphs.pair import HeadPart, Pair, left_out_note
 from eagle_export.reading.checkpoint import Checkpoint
@@ -83,9 +80,7 @@ def unreadable_templates(text: Text) -> list[str]:
 
 def rounded_again(target: Checkpoint, backend: str, precision: str) -> list[str]:
     """Returns a warning where int4 rounds weights that a file has in four bits."""
-    sizes = Counter[str]()
-    for tensor in target.tensors.values():
-        sizes[tensor.stored_as] += prod(tensor.shape)
+    sizes = target.numbers_of_types
     in_four = [kind for kind in FOUR_BITS if kind in sizes]
     if (backend, precision) != ("cpu", "int4") or 2 * sum(sizes[kind] for kind in in_four) < sizes.total():
         return []
