@@ -230,7 +230,7 @@ def test_products_through_few_rows_are_those_of_all_channels(rows: int, channels
     np.testing.assert_allclose(few.lower_of(last, last), dense.lower_of(last, last), atol=1e-5)
     np.testing.assert_allclose(few.within(last, last), dense.within(last, last), rtol=1e-4, atol=1e-4)
     errors = [np.zeros_like(weight) for _ in range(2)]
-    spreads = dense.on(errors[0]), few.on(errors[1])
+    spreads: tuple[Any, ...] = dense.on(errors[0]), few.on(errors[1])
     for block in (last, slice(16, 48)):
         feedback = [each.feedback(block) for each in spreads]
         np.testing.assert_allclose(feedback[1], feedback[0], atol=1e-4)

@@ -19,58 +19,26 @@ Shapes: n rows, K channels, N columns of a weight's tile; a group has g channels
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from eagle_export.recipes.graph import Array
-from eagle_export.recipes.tiles import alone, product
+from eagle_export.recipes.tiles import product, side_by_side
 
 GROUP = 512  # channels whose slopes are computed at once: one product is faster than many small ones
 LEAST_DAMPING = 1e-4  # share of the channels' mean square that is added to each: a channel may always have been zero
 FEW = 3  # per number of a weight `Dense` computes 2 K multiply-adds and `FewRows` 6 n
 
 
-class Products(ABC):
-    """squares [K]: each channel's mean square."""
-
-    squares: Array
-
-    @abstractmethod
-    def within(self, rows: slice, columns: slice) -> Array:
-        """Returns the part of `gram` for channels of one group."""
-
-    @abstractmethod
-    def lower_of(self, rows: slice, columns: slice) -> Array:
-        """As `within`, of `lower`."""
-
-    @abstractmethod
-    def on(self, error: Array) -> Spread:
-        """error [K, N]: of a tile's weight; zeros now, and changed in place from then on."""
-
-
-class Spread(ABC):
-    """What the errors of a tile's channels mean for others, while they change."""
-
-    @abstractmethod
-    def feedback(self, rows: slice) -> Array:
-        """Returns [g, N], what the errors of the channels after a group feed back to it. All others are zero."""
-
-    @abstractmethod
-    def slope(self, rows: slice) -> Array:
-        """Returns [g, N], half the derivatives of the output's squared error by the errors of a group. Asked for each
-        group twice: from the first to the last, and back."""
-
-    @abstractmethod
-    def changed(self, channels: slice, change: Array) -> None:
-        """The errors of some channels have changed by [channels, N]."""
-
-
 def products_of(inputs: Array) -> Products:
     """inputs: [n, K]. The same bits on any number of threads."""
     n, k = inputs.shape
-    return alone((FewRows if goes_through_rows(k, n) else Dense).of, inputs)
+    of: Callable[[Array], Products] = FewRows.of if goes_through_rows(k, n) else Dense.of
+    # On one thread: torch's products and factors on two differ in their last bits, and of two processes that share an
+    # export (base/beside.py) one may have more threads than the other.
+    return side_by_side(of, [inputs])[0]
 
 
 def goes_through_rows(k: int, n: int) -> bool:
@@ -79,8 +47,8 @@ def goes_through_rows(k: int, n: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Dense(Products):
-    """gram, lower: [K, K]"""
+class Dense:
+    """gram, lower: [K, K]. squares [K]: each channel's mean square."""
 
     gram: Array
     lower: Array
@@ -96,25 +64,33 @@ class Dense(Products):
         return cls(gram, lower, np.square(inputs).mean(0))
 
     def within(self, rows: slice, columns: slice) -> Array:
+        """Returns the part of `gram` for channels of one group."""
         return self.gram[rows, columns]
 
     def lower_of(self, rows: slice, columns: slice) -> Array:
+        """As `within`, of `lower`."""
         return self.lower[rows, columns]
 
-    def on(self, error: Array) -> Spread:
+    def on(self, error: Array) -> _SpreadByProducts:
+        """error [K, N]: of a tile's weight; zeros now, and changed in place from then on."""
         return _SpreadByProducts(self, error)
 
 
-class _SpreadByProducts(Spread):
+class _SpreadByProducts:
+    """What the errors of a tile's channels mean for others, while they change."""
+
     def __init__(self, products: Dense, error: Array) -> None:
         self._products, self._error = products, error
         # The share of the channels before a group in its slope is the same on the way back: they move after it.
         self._before: dict[int, Array] = {}
 
     def feedback(self, rows: slice) -> Array:
+        """Returns [g, N], what the errors of the channels after a group feed back to it. All others are zero."""
         return product(self._products.lower[rows.stop :, rows].T, self._error[rows.stop :])
 
     def slope(self, rows: slice) -> Array:
+        """Returns [g, N], half the derivatives of the output's squared error by the errors of a group. Asked for each
+        group twice: from the first to the last, and back."""
         gram, first = self._products.gram, rows.start
         if (before := self._before.pop(first, None)) is None:
             before = self._before[first] = product(gram[rows, :first], self._error[:first])
@@ -123,13 +99,13 @@ class _SpreadByProducts(Spread):
         return slope
 
     def changed(self, channels: slice, change: Array) -> None:
-        """The errors themselves are read."""
+        """The errors of some channels have changed by [channels, N]; they themselves are read."""
 
 
 @dataclass(frozen=True, slots=True)
-class FewRows(Products):
-    """rows [n, K] and outer [K, n]: R and outer; damping [K]; gram, lower [K, GROUP]: of each channel with those of its
-    group."""
+class FewRows:
+    """As Dense. rows [n, K] and outer [K, n]: R and outer; damping [K]; gram, lower [K, GROUP]: of each channel with
+    those of its group."""
 
     rows: Array
     outer: Array
@@ -166,11 +142,13 @@ class FewRows(Products):
     def lower_of(self, rows: slice, columns: slice) -> Array:
         return self.lower[rows, _in_group(columns)]
 
-    def on(self, error: Array) -> Spread:
+    def on(self, error: Array) -> _SpreadByRows:
         return _SpreadByRows(self, error)
 
 
-class _SpreadByRows(Spread):
+class _SpreadByRows:
+    """As _SpreadByProducts."""
+
     def __init__(self, products: FewRows, error: Array) -> None:
         self._products, self._error = products, error
         self._outputs = np.zeros((len(products.rows), error.shape[1]), np.float32)  # R @ error
@@ -188,6 +166,9 @@ class _SpreadByRows(Spread):
 
         rows = torch.from_numpy(self._products.rows[:, channels])
         torch.from_numpy(self._outputs).addmm_(rows, torch.from_numpy(change))
+
+
+Products = Dense | FewRows
 
 
 def damped_gram(inputs: Array) -> Array:

@@ -2,7 +2,7 @@
 processor's cache, and several threads take tiles in turn.
 
 Results do not depend on the number of threads: tiles have the same columns for any number, and a product inside of one
-runs on one thread, as does what all tiles share (`alone`). That is also the fastest on a machine with other work, where
+runs on one thread, as does what all tiles share. That is also the fastest on a machine with other work, where
 threads wait for each other in every small product.
 """
 
@@ -46,12 +46,6 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> list[
             return [done.result() for done in [pool.submit(work, item) for item in items]]
     finally:
         torch.set_num_threads(threads)
-
-
-def alone(work: Callable[[Item], Result], item: Item) -> Result:
-    """Returns what `work` makes of an item on one thread: torch's products and factors on two differ in their last
-    bits, and of two processes that share an export (base/beside.py) one may have more threads than the other."""
-    return side_by_side(work, [item])[0]
 
 
 def product(left: Array, right: Array) -> Array:
