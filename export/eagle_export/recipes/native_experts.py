@@ -23,30 +23,15 @@ OF_SHARES = ("Unsqueeze", "Transpose", "Reshape", "Gather", "Reshape")  # from w
 @dataclass(frozen=True, slots=True)
 class Routed:
     """The experts of one layer as routed_experts.py leaves them. x [1, T, H]. shares [1, T, E]. products: of each
-    expert gate, up and down. biases: of them, in their order; none where they have none. total: the node that computes
-    the mixture's output."""
+    expert gate, up and down. biases: of them, in their order; none where they have none. gated: attributes of the
+    operator that say what down reads. total: the node that computes the mixture's output."""
 
     x: ir.Value
     shares: ir.Value
     products: tuple[tuple[ir.Node, ir.Node, ir.Node], ...]
     biases: tuple[ir.Value, ...]
-    gated: Gated
+    gated: dict[str, Any]
     total: ir.Node
-
-
-@dataclass(frozen=True, slots=True)
-class Gated:
-    """What down reads. activation: its number. alpha, limit: of BOUNDED."""
-
-    activation: int
-    alpha: float = 0.0
-    limit: float = 0.0
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """Of the operator."""
-        bounds = {"alpha": self.alpha, "limit": self.limit} if self.activation == BOUNDED else {}
-        return {"activation": self.activation, **bounds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +55,15 @@ class NativeExperts(Pass[Routed]):
             stored = [part for node in weights for part in stored_weight(node)]
             sizes = {"H": weights[0].attributes.get_int("K"), "I": weights[0].attributes.get_int("N")}
             inputs = [routed.x, routed.shares, added, grid, *stored, *routed.biases]
-            settings = {**sizes, **routed.gated.attributes, "biases": int(bool(routed.biases))}
+            settings = {**sizes, **routed.gated, "biases": int(bool(routed.biases))}
             changed[str(out.name)] = "one step"
             replace(last, insert(last, EXPERTS, inputs, DOMAIN, **settings))
-        model.opset_imports[DOMAIN] = 1
         return changed
 
 
 def _routed(outs: ir.Node) -> Routed | None:
     """outs: a Concat, maybe of what experts compute for their rows."""
-    products, biases, activations, parts = [], [], set(), []
+    products, biases, gates, parts = [], [], list[dict[str, Any]](), []
     for out in outs.inputs:
         down = _native_product(out)
         found = None if down is None else _gate_before(down[0])
@@ -90,13 +74,13 @@ def _routed(outs: ir.Node) -> Routed | None:
             return None
         products.append((gate[0], up[0], down[0]))
         biases += [gate[1], up[1], down[1]]
-        activations.add(found[1])
+        gates.append(found[1])
         parts.append(gate[0].inputs[0])
     given = tuple(bias for bias in biases if bias is not None)
     if len(given) not in (0, len(biases)):
         return None
     split = made_by(parts[0], "Split") if parts else None
-    if split is None or tuple(split.outputs) != tuple(parts) or len(activations) != 1:
+    if split is None or tuple(split.outputs) != tuple(parts) or any(each != gates[0] for each in gates):
         return None
     shapes = {tuple((node.attributes.get_int("K"), node.attributes.get_int("N")) for node in each) for each in products}
     if len(shapes) != 1 or any(size % 8 for shape in shapes for pair in shape for size in pair):
@@ -110,7 +94,7 @@ def _routed(outs: ir.Node) -> Routed | None:
         shares = made_of(shares, op)
     if x is None or shares is None or total is None:
         return None
-    return Routed(x, shares, tuple(products), given, activations.pop(), total)
+    return Routed(x, shares, tuple(products), given, gates[0], total)
 
 
 def _native_product(value: ir.Value | None) -> tuple[ir.Node, ir.Value | None] | None:
@@ -126,13 +110,14 @@ def _native_product(value: ir.Value | None) -> tuple[ir.Node, ir.Value | None] |
     return (node, bias) if last.outputs[0] is value else None
 
 
-def _gate_before(down: ir.Node) -> tuple[ir.Value, Gated, ir.Value] | None:
-    """What becomes the input of a product: gate, how it is activated, and the values that it is multiplied by."""
+def _gate_before(down: ir.Node) -> tuple[ir.Value, dict[str, Any], ir.Value] | None:
+    """What becomes the input of a product: gate, attributes that say how it is activated, and the values that it is
+    multiplied by."""
     plain = gate_before(down)
-    return _bounded(down) if plain is None else (plain[0], Gated(plain[1]), plain[2])
+    return _bounded(down) if plain is None else (plain[0], {"activation": plain[1]}, plain[2])
 
 
-def _bounded(down: ir.Node) -> tuple[ir.Value, Gated, ir.Value] | None:
+def _bounded(down: ir.Node) -> tuple[ir.Value, dict[str, Any], ir.Value] | None:
     """As `_gate_before`, of (up + 1) * (gate * sigmoid(gate * alpha)) with both bounded (gpt-oss)."""
     product = made_by(down.inputs[0], "Mul")
     more, active = (None, None) if product is None else (made_by(product.inputs[0], "Add"), product.inputs[1])
@@ -148,7 +133,7 @@ def _bounded(down: ir.Node) -> tuple[ir.Value, Gated, ir.Value] | None:
     if one != 1.0 or alpha is None or bounds[-1] is None or bounds != [None, bounds[-1], -bounds[-1], bounds[-1]]:
         return None
     assert gate.inputs[0] is not None and up.inputs[0] is not None
-    return gate.inputs[0], Gated(BOUNDED, alpha, bounds[-1]), up.inputs[0]
+    return gate.inputs[0], {"activation": BOUNDED, "alpha": alpha, "limit": bounds[-1]}, up.inputs[0]
 
 
 def _squeezed(node: ir.Node) -> ir.Node | None:
