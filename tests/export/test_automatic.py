@@ -105,7 +105,7 @@ def test_int4_is_four_bits_in_all_and_a_tied_table_is_stored_once(tmp_path: Path
     assert [name for name in weights if name.startswith("model.embed_tokens")] == [
         f"model.embed_tokens.weight.{part}" for part in ("int4", "scale", "zero")
     ]
-    layers = layers_of(build_graphs(open_pair(tied, None), "fp32", 1)["target"])
+    layers = linears(build_graphs(open_pair(tied, None), "fp32", 1)["target"])
     numbers = sum(math.prod(layer.shape) for layer in layers)
     graph = ir.load(tmp_path / "b" / done.manifest.target.graph.file)
     assert 8 * num_bytes(graph) / numbers < 5  # 8 % of the weights are k and v, in eight bits, and 8 % the LM head's

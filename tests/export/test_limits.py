@@ -106,7 +106,7 @@ def test_a_layer_alone_is_advised_only_where_the_kl_is_too_large(refused: Fideli
     certificate, required = refused.certificate, required_fidelity("cpu", "int8", None, None, calibrated=False)
     assert certificate is not None
     layers = [
-        LayerError(Layer(name, (2, 2), "x", "y", lambda: np.zeros((2, 2), np.float32), False), 0.1, 0.004, 0.003)
+        LayerError(Layer(name, "x", "y", lambda: np.zeros((2, 2), np.float32), False), 0.1, 0.004, 0.003)
         for name in ("a", "b")
     ]
     for kl, kept in ((0.02, "try --keep a;"), (0.004, "try --keep a --keep b;")):

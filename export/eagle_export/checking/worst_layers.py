@@ -25,7 +25,7 @@ import onnx_ir as ir
 
 from eagle_calib.scoring import divergence, log_softmax
 from eagle_export.graphs.weights import tensor_spec
-from eagle_export.recipes.graph import Array, Linear, is_lm_head, linears
+from eagle_export.recipes.graph import Array, Linear, insert_after, is_lm_head, linears
 from eagle_runtime.base.tree import Float, additive_mask
 from eagle_runtime.bundle.manifest import GraphSpec
 from eagle_runtime.core.target import causal, row_numbers
@@ -40,11 +40,10 @@ CORRECTION = ".correction"  # suffix to the name of a layer's output
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A linear layer of a traced graph. name: its weight's. shape: (K, N). x, y: names of its input and output, which
+    """A linear layer of a traced graph. name: its weight's. x, y: names of its input and output, which
     no recipe changes. read: returns the weight [K, N] in fp32, as a recipe scaled it but before it was rounded."""
 
     name: str
-    shape: tuple[int, int]
     x: str
     y: str
     read: Callable[[], Array]
@@ -76,14 +75,7 @@ def layers_of(graph: ir.Model) -> tuple[Layer, ...]:
         return lambda: linear.reader()()  # evaluated late, after a recipe may have scaled the weight
 
     return tuple(
-        Layer(
-            linear.name,
-            linear.shape,
-            str(linear.x.name),
-            str(linear.node.outputs[0].name),
-            reader(linear),
-            is_lm_head(linear),
-        )
+        Layer(linear.name, str(linear.x.name), str(linear.node.outputs[0].name), reader(linear), is_lm_head(linear))
         for linear in linears(graph)
     )
 
@@ -151,16 +143,10 @@ def correctable(path: Path, spec: GraphSpec, layers: Sequence[Layer]) -> tuple[b
     inputs, outputs, corrected = dict(spec.inputs), dict(spec.outputs), []
     for layer in layers:
         x, y = values.get(layer.x), values.get(layer.y)
-        node = None if y is None else y.producer()
-        if x is None or y is None or node is None or not _sized(x) or not _sized(y):
+        if x is None or y is None or y.producer() is None or not _sized(x) or not _sized(y):
             continue
         correction = ir.Value(name=_correction(layer), shape=y.shape, type=y.type)
-        total = ir.node("Add", [y, correction])
-        (new,) = total.outputs
-        new.shape, new.type = y.shape, y.type
-        ir.convenience.replace_all_uses_with(y, new, replace_graph_outputs=True)
-        total.replace_input_with(0, y)
-        graph.insert_after(node, total)
+        new = insert_after(y, "Add", correction)
         y.name, new.name = _raw(layer), layer.y
         values[layer.y] = new
         graph.inputs.append(correction)

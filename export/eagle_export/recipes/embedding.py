@@ -84,7 +84,6 @@ class EmbeddingBlocks(Pass[ir.Node]):
             changed[name] = f"int{grid.bits} in blocks of {grid.size}"
             changed[name] += ", as rounded for the LM head" if tied else ""
             replace(node, insert(node, "Cast", [rows], to=int(ir.DataType.FLOAT)))
-        model.opset_imports[MICROSOFT] = 1
         return changed
 
 

@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from eagle_calib.calibration import Observed
 from eagle_export.base import parted
-from eagle_export.recipes.graph import KEPT, Array, Linear, Pass, constant, linears, made_by, made_of
+from eagle_export.recipes.graph import KEPT, Linear, Pass, constant, insert_after, linears, made_by, made_of, rescale
 from eagle_export.recipes.smooth import inputs_of
 
 LIMIT = 32752.0  # half of fp16's largest: sums are rounded, and quantised weights differ from their source
@@ -78,34 +78,23 @@ def largest_sum(linear: Linear, observed: Mapping[str, Observed] | None) -> floa
     return HEADROOM * max(float((absmax @ np.abs(columns(piece))).max()) for piece in parted.parts(shape, 1))
 
 
-def _norm_weight(linear: Linear) -> Array | None:
+def _norm_weight(linear: Linear) -> parted.Array | None:
     """The weight [K] of the norm that computes a layer's input; None for another operator."""
     norm = made_by(made_of(linear.x, "Gather") or linear.x, "RMSNormalization")  # a Gather takes some rows
     weight = None if norm is None else norm.inputs[1]
     if weight is None or weight.const_value is None:
         return None
-    values: Array = weight.const_value.numpy().astype(np.float32)
+    values: parted.Array = weight.const_value.numpy().astype(np.float32)
     return values if values.shape == (linear.shape[0],) else None
 
 
 def _scale(model: ir.Model, linear: Linear, shift: int) -> None:
     """Divides a weight by 2^shift when it is written, and multiplies the product by it. The product keeps its name, but
     for one that leaves the graph."""
-    node, (out,) = linear.node, linear.node.outputs
-    weight = linear.weight
-    assert weight.const_value is not None and out.dtype is not None
-    shares = np.full(weight.const_value.shape.numpy()[0], 2.0**-shift, np.float32)
-    weight.const_value = parted.scaled(weight.const_value, shares, 0)
-    factor = constant(model, f"sums_{2**shift}", np.array(2.0**shift, out.dtype.numpy()))
-    uses, leaves = list(out.uses()), out.is_graph_output()
-    undone = ir.node("Mul", [out, factor])
-    model.graph.insert_after(node, undone)
-    (value,) = undone.outputs
-    value.type, value.shape = out.type, out.shape
-    for use in uses:
-        use.node.replace_input_with(use.idx, value)
+    (out,) = linear.node.outputs
+    rescale(linear.weight, np.full(linear.shape[linear.rotated], 2.0**-shift, np.float32), 0)
+    factor = constant(model, f"sums_{2**shift}", np.array(2.0**shift, linear.dtype.numpy()))
+    name, leaves = out.name, out.is_graph_output()
+    value = insert_after(out, "Mul", factor)
     if leaves:
-        index = list(model.graph.outputs).index(out)
-        name, out.name = out.name, f"{out.name}.sums"
-        model.graph.outputs[index] = value
-        value.name = name
+        out.name, value.name = f"{name}.sums", name

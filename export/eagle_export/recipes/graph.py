@@ -14,7 +14,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from eagle_export.base.errors import ExportError
-from eagle_export.base.parted import part_of
+from eagle_export.base.parted import part_of, scaled
 
 Array = npt.NDArray[Any]
 Match = TypeVar("Match")
@@ -51,6 +51,12 @@ class Linear:
         assert self.weight.shape is not None
         rows, columns = self.weight.shape.numpy()
         return (columns, rows) if self.rotated else (rows, columns)
+
+    @property
+    def dtype(self) -> ir.DataType:
+        """The type of the input."""
+        assert self.x.dtype is not None
+        return self.x.dtype
 
     def reader(self) -> Callable[[], Array]:
         """Returns a function that reads the weight as [K, N] fp32, also after the layer has left the graph."""
@@ -161,6 +167,14 @@ def number_of(value: ir.Value | None) -> float | None:
     return float(constant.numpy().item()) if constant is not None and constant.size == 1 else None
 
 
+def size_of(value: ir.Value | None, axis: int) -> int:
+    """Returns a size that is a number."""
+    assert value is not None and value.shape is not None
+    size = value.shape[axis]
+    assert isinstance(size, int)
+    return size
+
+
 def narrows(linear: Linear) -> bool:
     """Whether its output is narrower than its input, as that of k and v is with grouped-query attention. Those of small
     experts are narrow too, but each column serves one row and there are many."""
@@ -216,7 +230,28 @@ def insert_all(
     node = ir.node(op, inputs, attributes, domain=domain, num_outputs=outputs)
     assert isinstance(before.graph, ir.Graph)
     before.graph.insert_before(before, node)
+    if domain:
+        before.graph.opset_imports[domain] = 1
     return node.outputs
+
+
+def insert_after(value: ir.Value, op: str, other: ir.Value) -> ir.Value:
+    """Adds a node that reads a value and another one, and whose output all read in the place of the value. Returns the
+    output, which has the value's type and shape."""
+    before, node = value.producer(), ir.node(op, [value, other])
+    assert before is not None and isinstance(before.graph, ir.Graph)
+    (new,) = node.outputs
+    new.type, new.shape = value.type, value.shape
+    ir.convenience.replace_all_uses_with(value, new, replace_graph_outputs=True)
+    node.replace_input_with(0, value)
+    before.graph.insert_after(before, node)
+    return new
+
+
+def rescale(weight: ir.Value, factors: Array, axis: int) -> None:
+    """Multiplies an initializer along an axis, when it is written."""
+    assert weight.const_value is not None
+    weight.const_value = scaled(weight.const_value, factors, axis)
 
 
 @dataclass(frozen=True, slots=True)

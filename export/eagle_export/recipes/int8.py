@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from eagle_export.base import parted
@@ -44,12 +45,7 @@ LEVELS = 127
 PRODUCT_PARTS, LM_HEAD_PARTS = 8, 2
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Quantised rows. parts: one [1, T, K], or several [1, T, 1, K / parts]; scales [1, T, 1], or [1, T, 1, parts]."""
-
-    parts: tuple[ir.Value, ...]
-    scales: ir.Value
+Rows = tuple[tuple[ir.Value, ...], ir.Value]  # of _quantised_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +56,15 @@ class Int8PerToken(LayerPass):
 
     def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
         changed = {}
-        rows: dict[tuple[ir.Value, int], _Rows] = {}  # layers of one input share its quantised form
+        rows: dict[tuple[ir.Value, int], Rows] = {}  # layers of one input share its quantised form
         # Parts are counted before any layer is replaced: they depend on the operator that computes a layer's input.
         for linear, parts in [(linear, parts_of(linear)) for linear in matches]:
             node, x, (k, n), name, read = linear.node, linear.x, linear.shape, linear.name, linear.columns()
             if (x, parts) not in rows:
                 rows[x, parts] = _quantised_rows(model, node, x, parts, k // parts)
             arrays = pieces(partial(per_column_by_parts, read, (k, n), parts), 2 * parts)
-            sums, scales = [], rows[x, parts].scales
-            for index, q in enumerate(rows[x, parts].parts):
+            sums, (quantised, scales) = [], rows[x, parts]
+            for index, q in enumerate(quantised):
                 end = f".{index}" if parts > 1 else ""
                 weight = lazy_weight(model, f"{name}.int8{end}", ir.DataType.INT8, (k // parts, n), arrays[2 * index])
                 columns = lazy_weight(model, f"{name}.scale{end}", ir.DataType.FLOAT, (n,), arrays[2 * index + 1])
@@ -79,7 +75,6 @@ class Int8PerToken(LayerPass):
             if parts > 1:
                 changed[name] += f", each in {parts} parts"
             replace(node, out)
-        model.opset_imports[MICROSOFT] = 1
         return changed
 
 
@@ -104,18 +99,26 @@ def simulated_tokens(x: Array, weight: Array) -> Array:
     return product(np.rint(x / step) * step, values * scale)
 
 
-def per_column_by_parts(columns: Callable[[slice], Array], shape: tuple[int, int], parts: int = 1) -> tuple[Array, ...]:
-    """As per_column, of each part of the input channels of a weight of `shape` (K, N), read by some of its columns."""
+def per_column_by_parts(
+    columns: Callable[[slice], Array],
+    shape: tuple[int, int],
+    parts: int = 1,
+    quantise: Callable[[Array], tuple[Array, Array]] = per_column,
+    dtype: npt.DTypeLike = np.int8,
+) -> tuple[Array, ...]:
+    """As `quantise`, of each part of the input channels of a weight of `shape` (K, N), read by some of its columns.
+    dtype: of the values."""
     k, n = shape
-    values, scales = np.empty((parts, k // parts, n), np.int8), np.empty((parts, n), np.float32)
+    values, scales = np.empty((parts, k // parts, n), dtype), np.empty((parts, n), np.float32)
     for piece in parted.parts(shape, 1):
         for index, part in enumerate(np.split(columns(piece), parts)):
-            values[index, :, piece], scales[index, piece] = per_column(part)
+            values[index, :, piece], scales[index, piece] = quantise(part)
     return tuple(array for index in range(parts) for array in (values[index], scales[index]))
 
 
-def _quantised_rows(model: ir.Model, before: ir.Node, x: ir.Value, parts: int, width: int) -> _Rows:
-    """Quantises x by row. A row of zeros has scale 0: its values are arbitrary, times 0. width: channels of a part."""
+def _quantised_rows(model: ir.Model, before: ir.Node, x: ir.Value, parts: int, width: int) -> Rows:
+    """Quantises x by row. A row of zeros has scale 0: its values are arbitrary, times 0. width: channels of a part.
+    Returns one part [1, T, K], or several [1, T, 1, K / parts], and scales [1, T, 1], or [1, T, 1, parts]."""
     if parts > 1:  # all widths are given, because an expert may have no rows
         shape = constant(model, f"shape_parts_{parts}_{width}", np.array([0, 0, parts, width]))
         x = insert(before, "Reshape", [x, shape])
@@ -124,9 +127,9 @@ def _quantised_rows(model: ir.Model, before: ir.Node, x: ir.Value, parts: int, w
     unit = insert(before, "Div", [x, scale])
     q = insert(before, "QuantizeLinear", [unit, _step(model), _middle(model)])
     if parts == 1:
-        return _Rows((q,), scale)
+        return (q,), scale
     scale_shape = constant(model, f"shape_scales_{parts}", np.array([0, 0, 1, parts]))
-    return _Rows(insert_split(before, q, parts, axis=2), insert(before, "Reshape", [scale, scale_shape]))
+    return insert_split(before, q, parts, axis=2), insert(before, "Reshape", [scale, scale_shape])
 
 
 def _scaled(model: ir.Model, before: ir.Node, sums: list[ir.Value], scales: ir.Value, width: int) -> ir.Value:

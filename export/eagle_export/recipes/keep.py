@@ -27,9 +27,8 @@ class KeepLayers(Pass[Linear]):
     def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
         kept = {}
         for linear in matches:
-            assert linear.x.dtype is not None
             linear.node.meta[KEPT_WIDE] = True
-            kept[linear.name] = f"kept in {'fp16' if linear.x.dtype == ir.DataType.FLOAT16 else 'fp32'}"
+            kept[linear.name] = f"kept in {'fp16' if linear.dtype == ir.DataType.FLOAT16 else 'fp32'}"
         return kept
 
     def apply(self, model: ir.Model) -> dict[str, str]:

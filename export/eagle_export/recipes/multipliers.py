@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from eagle_export.base.parted import scaled
-from eagle_export.recipes.graph import LayerPass, Linear, is_lm_head, multiplied_after, replace
+from eagle_export.recipes.graph import LayerPass, Linear, is_lm_head, multiplied_after, replace, rescale
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +25,10 @@ class Multipliers(LayerPass):
     def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
         changed = {}
         for linear in matches:
-            found, weight = _multiplied(linear), linear.weight
-            assert found is not None and weight.const_value is not None
+            found = _multiplied(linear)
+            assert found is not None
             node, factor = found
-            factors = np.full(linear.shape[0], factor, np.float32)
-            weight.const_value = scaled(weight.const_value, factors, 0)
+            rescale(linear.weight, np.full(linear.shape[0], factor, np.float32), 0)
             changed[linear.name] = f"times {factor:g}"
             (out,) = linear.node.outputs
             name = out.name

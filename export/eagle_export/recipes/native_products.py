@@ -58,7 +58,6 @@ class NativeProducts(Pass[ir.Node]):
                 for part, out in zip(group, outs, strict=True):
                     changed[str(stored_weight(part.node)[0].name)] = "rows exact to the bit"  # type: ignore[union-attr]
                     replace(part.last, out)
-        model.opset_imports[DOMAIN] = 1
         return changed
 
 

@@ -11,9 +11,8 @@ Int8Weights: weights only; products stay in floats.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import ml_dtypes
@@ -21,7 +20,6 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_calib.calibration import Observed, is_expert
-from eagle_export.base import parted
 from eagle_export.recipes.graph import (
     Array,
     LayerPass,
@@ -65,12 +63,8 @@ class StaticProducts(Pass[Linear]):
         """The zero point of inputs."""
 
     @abstractmethod
-    def range(self, linear: Linear) -> float:
-        """The magnitude of an input that becomes the largest number."""
-
-    @abstractmethod
-    def weight(self, model: ir.Model, linear: Linear) -> ir.Value:
-        """The weight, dequantised to fp32."""
+    def range(self, x: Array, absmax: Array) -> float:
+        """The magnitude of an input that becomes the largest number. x, absmax: as in best_range."""
 
     def pattern(self, model: ir.Model) -> list[Linear]:
         layers = [linear for linear in linears(model) if self.takes(linear)]
@@ -82,10 +76,10 @@ class StaticProducts(Pass[Linear]):
         inputs: dict[tuple[ir.Value, str], tuple[ir.Value, ir.Value, float]] = {}  # of x, and of an expert's rows of it
         for linear in matches:
             node, x, name, middle = linear.node, linear.x, linear.name, self.middle(model)
-            narrow = _type(x) != ir.DataType.FLOAT
+            narrow = linear.dtype != ir.DataType.FLOAT
             key = x, name.rpartition(".experts.")[2].partition(".")[0] if is_expert(name) else ""
             if key not in inputs:
-                limit = self.range(linear)
+                limit = self.range(*inputs_of(linear, self.observed))
                 scale = constant(model, f"{name}.input_scale", np.array(limit / self.largest, np.float32))
                 wide = insert(node, "Cast", [x], to=int(ir.DataType.FLOAT)) if narrow else x
                 inputs[key] = insert(node, "QuantizeLinear", [wide, scale, middle]), scale, limit
@@ -93,8 +87,8 @@ class StaticProducts(Pass[Linear]):
             values = insert(node, "DequantizeLinear", [quantised, scale, middle])
             smoothed = ", smoothed" if factors_of(linear) is not None else ""
             changed[name] = f"{self.form} per column, activations {self.form} within {limit:.4g}{smoothed}"
-            product = insert(node, "MatMul", [values, self.weight(model, linear)])
-            replace(node, insert(node, "Cast", [product], to=int(_type(x))) if narrow else product)
+            product = insert(node, "MatMul", [values, _weight(model, linear, self.form, ir.DataType.FLOAT)])
+            replace(node, insert(node, "Cast", [product], to=int(linear.dtype)) if narrow else product)
         return changed
 
 
@@ -115,12 +109,8 @@ class Int8Static(StaticProducts):
     def middle(self, model: ir.Model) -> ir.Value:
         return constant(model, f"{self.zero.dtype}_zero", np.array(self.zero))
 
-    def range(self, linear: Linear) -> float:
-        assert self.observed is not None
-        return best_range(*inputs_of(linear, self.observed))
-
-    def weight(self, model: ir.Model, linear: Linear) -> ir.Value:
-        return _weight(model, linear, ir.DataType.FLOAT)
+    def range(self, x: Array, absmax: Array) -> float:
+        return best_range(x, absmax)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +127,8 @@ class Fp8Static(StaticProducts):
     def middle(self, model: ir.Model) -> ir.Value:
         return constant(model, "fp8_zero", np.zeros((), FP8))
 
-    def range(self, linear: Linear) -> float:
-        assert self.observed is not None
-        _, absmax = inputs_of(linear, self.observed)
+    def range(self, x: Array, absmax: Array) -> float:
         return FP8_HEADROOM * max(float(absmax.max()), 1e-20)
-
-    def weight(self, model: ir.Model, linear: Linear) -> ir.Value:
-        name, (k, n) = linear.name, linear.shape
-        values, columns = pieces(partial(_fp8_columns, linear.columns(), (k, n)), 2)
-        weight = lazy_weight(model, f"{name}.fp8", ir.DataType.FLOAT8E4M3FN, (k, n), values)
-        scale = lazy_weight(model, f"{name}.scale", ir.DataType.FLOAT, (n,), columns)
-        zeros = lazy_weight(model, f"{name}.zero", ir.DataType.FLOAT8E4M3FN, (n,), lambda: np.zeros(n, FP8))
-        return insert(linear.node, "DequantizeLinear", [weight, scale, zeros], axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +139,7 @@ class Int8Weights(LayerPass):
 
     def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
         for linear in matches:
-            weight = _weight(model, linear, _type(linear.x))
+            weight = _weight(model, linear, "int8", linear.dtype)
             replace(linear.node, insert(linear.node, "MatMul", [linear.x, weight]))
         return {linear.name: "int8 per column" for linear in matches}
 
@@ -172,38 +152,32 @@ def best_range(x: Array, absmax: Array) -> float:
     return largest * float(CLIPS[int(np.argmin(errors))])
 
 
-def _weight(model: ir.Model, linear: Linear, dtype: ir.DataType) -> ir.Value:
-    """Returns the weight, dequantised to a type. Its zero points are given though they are all 0: where one is left out
-    and byte products saturate, ONNX Runtime (1.32, QDQ::ConvertS8WeightToU8) puts in a single 128 for all columns,
-    which its DequantizeLinear then refuses."""
-    name, (k, n) = linear.name, linear.shape
-    values, columns = pieces(partial(_columns, linear.columns(), (k, n), dtype), 2)
-    weight = lazy_weight(model, f"{name}.int8", ir.DataType.INT8, (k, n), values)
-    scale = lazy_weight(model, f"{name}.scale", dtype, (n,), columns)
-    zeros = lazy_weight(model, f"{name}.zero", ir.DataType.INT8, (n,), lambda: np.zeros(n, np.int8))
+def _weight(model: ir.Model, linear: Linear, form: str, dtype: ir.DataType) -> ir.Value:
+    """Returns the weight in a form of FORMS, dequantised to a type. Its zero points are given though they are all 0:
+    where one is left out and byte products saturate, ONNX Runtime (1.32, QDQ::ConvertS8WeightToU8) puts in a single 128
+    for all columns, which its DequantizeLinear then refuses."""
+    name, (k, n), columns = linear.name, linear.shape, linear.columns()
+    kind, quantise = FORMS[form]
+
+    def compute() -> tuple[Array, Array]:
+        values, scales = per_column_by_parts(columns, (k, n), quantise=quantise, dtype=kind.numpy())
+        return values, scales.astype(dtype.numpy())
+
+    values, scales = pieces(compute, 2)
+    weight = lazy_weight(model, f"{name}.{form}", kind, (k, n), values)
+    scale = lazy_weight(model, f"{name}.scale", dtype, (n,), scales)
+    zeros = lazy_weight(model, f"{name}.zero", kind, (n,), lambda: np.zeros(n, kind.numpy()))
     return insert(linear.node, "DequantizeLinear", [weight, scale, zeros], axis=1)
 
 
-def _columns(columns: Callable[[slice], Array], shape: tuple[int, int], dtype: ir.DataType) -> tuple[Array, Array]:
-    values, scale = per_column_by_parts(columns, shape)
-    return values, scale.astype(dtype.numpy())
-
-
-def _fp8_columns(columns: Callable[[slice], Array], shape: tuple[int, int]) -> tuple[Array, Array]:
+def _fp8_per_column(weight: Array) -> tuple[Array, Array]:
     """Returns a weight [K, N] as fp8, and its scales [N]."""
-    values, scales = np.empty(shape, FP8), np.empty(shape[1], np.float32)
-    for piece in parted.parts(shape, 1):
-        part = columns(piece)
-        scale = np.abs(part).max(0) / np.float32(LARGEST_FP8)
-        scale[scale == 0] = 1
-        values[:, piece] = np.clip(part / scale, -LARGEST_FP8, LARGEST_FP8).astype(FP8)
-        scales[piece] = scale
-    return values, scales
+    scale = np.abs(weight).max(0) / np.float32(LARGEST_FP8)
+    scale[scale == 0] = 1
+    return np.clip(weight / scale, -LARGEST_FP8, LARGEST_FP8).astype(FP8), scale
 
 
-def _type(value: ir.Value) -> ir.DataType:
-    assert value.dtype is not None
-    return value.dtype
+FORMS = {"int8": (ir.DataType.INT8, per_column), "fp8": (ir.DataType.FLOAT8E4M3FN, _fp8_per_column)}
 
 
 def simulated_static(x: Array, weight: Array) -> Array:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from eagle_export.recipes.graph import Pass, Steps, insert_split, linears, made_of, only_reader, replace
+from eagle_export.recipes.graph import Pass, Steps, insert_split, linears, made_of, only_reader, replace, size_of
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 MULTIPLE = 2  # of which an expert's rows are a whole number
@@ -92,9 +92,7 @@ def _with_bias(value: ir.Value) -> ir.Value:
 
 def _route(model: ir.Model, mixture: Mixture) -> None:
     first, count = mixture.readers[0][0], len(mixture.outs)
-    assert mixture.x.shape is not None and mixture.chosen.shape is not None
-    hidden, k = mixture.x.shape[2], mixture.chosen.shape[2]
-    assert isinstance(k, int)
+    hidden, k = size_of(mixture.x, 2), size_of(mixture.chosen, 2)
 
     op = Steps(model, first)
     ints = op.ints
@@ -144,8 +142,7 @@ def _rename_rows(part: ir.Value, out: ir.Value, name: str) -> None:
     while rest:
         for use in rest.pop().uses():
             for value in use.node.outputs:
-                assert value.shape is not None and isinstance(value.shape[2], int)
-                value.shape = ir.Shape([1, name, value.shape[2]])
+                value.shape = ir.Shape([1, name, size_of(value, 2)])
                 if value is not out:
                     rest.append(value)
 

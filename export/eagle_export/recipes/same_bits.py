@@ -47,7 +47,6 @@ class NativeRotations(Pass[Pair]):
             outputs = insert_all(pair[0], SINCOS, pair[0].inputs, 2, DOMAIN, factor=factor)
             for node, value in zip(ends, outputs, strict=True):
                 replace(node, value)
-        model.opset_imports[DOMAIN] = 1
         return changed
 
 

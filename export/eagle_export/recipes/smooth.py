@@ -23,8 +23,8 @@ import onnx_ir as ir
 from eagle_calib.calibration import Observed, is_expert
 from eagle_export.base.beside import layer_of, meanwhile
 from eagle_export.base.errors import ExportError
-from eagle_export.base.parted import scaled
-from eagle_export.recipes.graph import KEPT, Array, Linear, Pass, is_lm_head, linears, made_by, made_of
+from eagle_export.base.parted import Array
+from eagle_export.recipes.graph import KEPT, Linear, Pass, is_lm_head, linears, made_by, made_of, rescale, size_of
 from eagle_export.recipes.tiles import product, side_by_side
 from eagle_runtime.machine.host import cores, threads_allowed
 
@@ -99,13 +99,13 @@ class Smooth(Pass[Group]):
             found.append(factors)
             if factors is not None:
                 shared = factors.reshape(-1, group.repeats, group.width)[:, 0].ravel()
-                _scale(group.before, 1 / shared, group.axis)
+                rescale(group.before, 1 / shared, group.axis)
                 if group.bias is not None:
-                    _scale(group.bias, 1 / shared, 0)
+                    rescale(group.bias, 1 / shared, 0)
             for layer in group.layers:
                 layer.node.meta[FACTORS] = factors
                 if factors is not None:
-                    _scale(layer.weight, factors, 0)
+                    rescale(layer.weight, factors, 0)
         return found
 
 
@@ -196,16 +196,13 @@ def _group(x: ir.Value, layers: tuple[Linear, ...], weights: Mapping[ir.Node, Li
 def _output_group(attention: ir.Node, layers: tuple[Linear, ...], weights: Mapping[ir.Node, Linear]) -> Group | None:
     """The group of o_proj: the columns of v_proj absorb the division, one value head for all its query heads."""
     queries, values = attention.inputs[0], attention.inputs[2]
-    assert queries is not None and values is not None and queries.shape is not None and values.shape is not None
     concat = made_by(made_of(values, "Transpose"), "Concat")
     rows = None if concat is None else made_of(concat.inputs[1], "Reshape")
     projection, bias = (None, None) if rows is None else _without_bias(rows.producer())
     linear = None if projection is None else weights.get(projection)
     if linear is None:
         return None
-    heads, kv_heads, width = queries.shape[1], values.shape[1], queries.shape[3]
-    assert isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(width, int)
-    return Group(layers, linear.weight, 1, heads // kv_heads, width, bias)
+    return Group(layers, linear.weight, 1, size_of(queries, 1) // size_of(values, 1), size_of(queries, 3), bias)
 
 
 def _without_bias(node: ir.Node | None) -> tuple[ir.Node | None, ir.Value | None]:
@@ -260,9 +257,3 @@ def _centred(factors: Array) -> Array:
     middle = np.sqrt(factors.max()) * np.sqrt(factors.min())
     bounded: Array = np.clip(factors / middle, SMALLEST, LARGEST).astype(np.float32)
     return bounded
-
-
-def _scale(value: ir.Value, factors: Array, axis: int) -> None:
-    """Multiplies an initializer along an axis, when it is written."""
-    assert value.const_value is not None
-    value.const_value = scaled(value.const_value, factors, axis)

@@ -58,8 +58,7 @@ class TrimVocabulary(Pass[Linear]):
             )
         kept = np.sort(np.argsort(-self.counts[tokens], kind="stable")[: self.size])
         share = float(self.counts[tokens[kept]].sum() / max(1, self.counts.sum()))
-        read, name, dtype = head.reader(), head.name, head.x.dtype
-        assert dtype is not None
+        read, name, dtype = head.reader(), head.name, head.dtype
 
         def columns() -> Array:
             return np.ascontiguousarray(read()[:, kept].astype(dtype.numpy()))

@@ -55,16 +55,14 @@ class WeightBlocks(LayerPass):
             grid = fitted(self.other(linear) or self.grid, k, whole=linear.rotated)
             quantise, changed[linear.name] = _quantiser(linear, grid, self.observed, products)
             weight, scale, *zero = stored(model, linear.name, (k, n), quantise, grid)
-            assert linear.x.dtype is not None
-            if linear.x.dtype != ir.DataType.FLOAT16:
-                scale = insert(node, "Cast", [scale], to=int(linear.x.dtype))  # folded when the graph is loaded
+            if linear.dtype != ir.DataType.FLOAT16:
+                scale = insert(node, "Cast", [scale], to=int(linear.dtype))  # folded when the graph is loaded
             if grid.sixteenths:
                 weight, scale, *zero = in_bytes(Steps(model, node), weight, scale, *zero)
             bits = 8 if grid.sixteenths else grid.bits
             attributes = {"bits": bits, "block_size": grid.size, "accuracy_level": self.accuracy}
             out = insert(node, "MatMulNBits", [linear.x, weight, scale, *zero], MICROSOFT, K=k, N=n, **attributes)
             replace(node, out)
-        model.opset_imports[MICROSOFT] = 1
         return changed
 
 
@@ -101,9 +99,7 @@ class Int4Dequantized(LayerPass):
     def rewrite(self, model: ir.Model, matches: list[Linear]) -> dict[str, str]:
         changed, products = {}, _LastProducts()
         for linear in matches:
-            node, (k, n), name = linear.node, linear.shape, linear.name
-            dtype = linear.x.dtype
-            assert dtype is not None
+            node, (k, n), name, dtype = linear.node, linear.shape, linear.name, linear.dtype
             grid = Grid(4, self.block, asymmetric=False)
             quantise, changed[name] = _quantiser(linear, grid, self.observed, products)
             arrays = pieces(partial(_signed, quantise, dtype.numpy()), 2)

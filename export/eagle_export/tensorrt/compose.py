@@ -13,7 +13,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
 from eagle_export.base.errors import ExportError
 from eagle_export.graphs.trace import OPSET
-from eagle_export.recipes.graph import Array
+from eagle_export.recipes.graph import Array, size_of
 from eagle_runtime.bundle.graph import past_names
 
 EMBEDS = "embeds"  # input [1, T, H] of engine graphs in place of input_ids: the rows of the embedding
@@ -184,11 +184,3 @@ def named(value: ir.Value, name: str, dtype: ir.DataType, shape: Sequence[int | 
     """Returns the value as an output of the graph."""
     value.name, value.dtype, value.shape = name, dtype, ir.Shape(shape)
     return value
-
-
-def size_of(value: ir.Value, axis: int) -> int:
-    """Returns a size that is a number."""
-    assert value.shape is not None
-    size = value.shape[axis]
-    assert isinstance(size, int)
-    return size

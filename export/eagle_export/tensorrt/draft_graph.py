@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_export.base.errors import ExportError
+from eagle_export.recipes.graph import size_of
 from eagle_export.recipes.vocabulary import known_tokens
 from eagle_export.tensorrt.compose import (
     EMBEDS,
@@ -32,7 +33,6 @@ from eagle_export.tensorrt.compose import (
     named,
     past_of,
     same_shape,
-    size_of,
     table_of,
 )
 from eagle_runtime.base.tree import additive_mask, hiding

@@ -10,9 +10,9 @@ import numpy as np
 import onnx_ir as ir
 
 from eagle_export.graphs.weights import tensor_spec
-from eagle_export.recipes.graph import Array
+from eagle_export.recipes.graph import Array, size_of
 from eagle_export.recipes.vocabulary import known_tokens
-from eagle_export.tensorrt.compose import dtype_of, end_of, size_of, table_of
+from eagle_export.tensorrt.compose import dtype_of, end_of, table_of
 from eagle_export.tensorrt.draft_graph import block_graph, draft_graph
 from eagle_export.tensorrt.target_graph import keep_graph, target_graph
 from eagle_runtime.base.files import file_sha256

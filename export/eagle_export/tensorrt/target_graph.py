@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from eagle_export.recipes.graph import size_of
 from eagle_export.tensorrt.compose import (
     EMBEDS,
     F32,
@@ -22,7 +23,6 @@ from eagle_export.tensorrt.compose import (
     named,
     past_of,
     same_shape,
-    size_of,
 )
 from eagle_runtime.bundle.graph import present_names
 from eagle_runtime.trt.fixed_shapes import KEPT_ROWS
