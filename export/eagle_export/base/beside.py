@@ -119,7 +119,7 @@ def in_two(values: Sequence[ir.Value], content: Content, folder: Path) -> Iterat
             made = None if mine[group] else copy.read(str(index))
             return content(tensor) if made is None else made
 
-        with _halved(lambda: _compute(values, claims, content, place), place) as copy:
+        with _copied(lambda: _compute(values, claims, content, place), place, halved=True) as copy:
             yield either
 
 
@@ -128,14 +128,16 @@ def meanwhile(work: Callable[[Path], None], folder: Path | None = None, *, halve
     """Yields a copy of the process that does some work on one thread. work: called with an empty folder for what it
     makes, which is gone at the end. folder: where that is made; None for the system's place. halved: whether each
     process has half of the cores meanwhile."""
-    copied = _halved if halved else _copied
-    with tempfile.TemporaryDirectory(dir=folder) as made, copied(lambda: work(Path(made)), Path(made)) as copy:
+    with tempfile.TemporaryDirectory(dir=folder) as made, _copied(lambda: work(Path(made)), Path(made), halved) as copy:
         yield copy
 
 
 @contextmanager
-def _copied(work: Callable[[], None], made: Path) -> Iterator[Copy]:
-    """Yields a copy of the process that does some work; it ends with the context."""
+def _copied(work: Callable[[], None], made: Path, halved: bool) -> Iterator[Copy]:
+    """Yields a copy of the process that does some work; it ends with the context. halved: as of `meanwhile`."""
+    every = sorted(os.sched_getaffinity(0))
+    half = len(every) // 2
+    own, others = (every[:half], every[half:]) if halved else (every, every)
     # Looking for garbage writes into each object, so that process and copy would soon have pages of their own. Those of
     # an export of SmolLM2-135M in int4 take 1.59 GB together, and 1.49 so.
     gc.collect()
@@ -144,29 +146,14 @@ def _copied(work: Callable[[], None], made: Path) -> Iterator[Copy]:
             warnings.simplefilter("ignore", DeprecationWarning)
             process = os.fork()
         if process == 0:
-            _end_after(work)
+            _end_after(work, others)
         copy = Copy(process, made)
         try:
-            yield copy
-        finally:
-            copy.end()
-
-
-@contextmanager
-def _halved(work: Callable[[], None], made: Path) -> Iterator[Copy]:
-    """As _copied; each process has half of the cores meanwhile."""
-    every = sorted(os.sched_getaffinity(0))
-
-    def on_half() -> None:
-        os.sched_setaffinity(0, every[len(every) // 2 :])
-        work()
-
-    with _copied(on_half, made) as copy:
-        try:
-            os.sched_setaffinity(0, every[: len(every) // 2])
+            os.sched_setaffinity(0, own)
             yield copy
         finally:
             os.sched_setaffinity(0, every)
+            copy.end()
 
 
 def _compute(values: Sequence[ir.Value], claims: Claims, content: Content, place: Path) -> None:
@@ -182,8 +169,9 @@ def _compute(values: Sequence[ir.Value], claims: Claims, content: Content, place
         new.rename(place / str(index))
 
 
-def _end_after(work: Callable[[], None]) -> None:
-    """Does the work of a copy, on one thread, and ends it: with status 0 unless the work raised an error."""
+def _end_after(work: Callable[[], None], cores: Sequence[int]) -> None:
+    """Does the work of a copy, on one thread and these cores, and ends it: with status 0 unless the work raised an
+    error."""
     import torch
 
     status = 1
@@ -191,6 +179,7 @@ def _end_after(work: Callable[[], None]) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         torch.set_num_threads(1)
+        os.sched_setaffinity(0, cores)
         work()
         status = 0
     except BaseException:
