@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -132,22 +133,15 @@ def _alike(first: nn.Module, second: nn.Module) -> bool:
 
 def _alike_alone(first: nn.Module, second: nn.Module) -> bool:
     """As _alike, without what is below."""
-    own, others = (
-        {key: value for key, value in vars(each).items() if key not in OF_TORCH and key != NUMBER}
-        for each in (first, second)
-    )
-    shapes, other_shapes = (
-        {name: (tuple(each.shape), each.dtype) for name, each in module.named_parameters(recurse=False)}
-        for module in (first, second)
-    )
-    own |= dict(first.named_buffers(recurse=False))
-    others |= dict(second.named_buffers(recurse=False))
-    return (
-        type(first) is type(second)
-        and shapes == other_shapes
-        and own.keys() == others.keys()
-        and all(_same(own[key], others[key]) for key in own)
-    )
+    (kind, own), (other_kind, others) = _facts(first), _facts(second)
+    return kind == other_kind and own.keys() == others.keys() and all(_same(own[key], others[key]) for key in own)
+
+
+def _facts(module: nn.Module) -> tuple[object, dict[str, Any]]:
+    """The class of a module with shapes and types of its parameters, and its attributes and buffers but its number."""
+    shapes = {name: (tuple(each.shape), each.dtype) for name, each in module.named_parameters(recurse=False)}
+    own = {key: value for key, value in vars(module).items() if key not in OF_TORCH and key != NUMBER}
+    return (type(module), shapes), own | dict(module.named_buffers(recurse=False))
 
 
 def _same(first: object, second: object) -> bool:
