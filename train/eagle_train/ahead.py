@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from eagle_export.heads.ahead import HeadsAhead, OneAhead, ResBlock
-from eagle_export.heads.ahead_reader import NO_ATTENTION, Ahead
+from eagle_export.heads.ahead_reader import Ahead
 from eagle_export.heads.config import HeadConfig
 from eagle_runtime.bundle.manifest import HeadKind
 from eagle_train.config import DECAY
@@ -36,7 +36,7 @@ def ahead_shape(kind: HeadKind, heads: int, target: FrozenTarget) -> HeadConfig:
     """Returns the shape of `heads` heads for a target. Only Hydra's LM heads have a bias."""
     hydra, width, vocab = kind == "hydra", target.hidden_size, target.vocab_size
     sizes = Ahead(heads, BLOCKS, bias=True, own_lm_heads=True, lm_bias=hydra, grounded=hydra)
-    return HeadConfig(kind, width, width, vocab, vocab, heads, ahead=sizes, **NO_ATTENTION)
+    return HeadConfig(kind, width, width, vocab, vocab, heads, ahead=sizes)
 
 
 @torch.no_grad()

@@ -27,12 +27,6 @@ HYDRA_SETTINGS: dict[str, tuple[object, str]] = {
     "grounded_heads": (True, "only grounded heads are read; others are Medusa's"),
     "hidden_state_offset": (0, "only heads that read the last hidden state are read"),
 }
-NO_ATTENTION: Mapping[str, Any] = {  # of HeadConfig, for Medusa's and Hydra's heads
-    **dict.fromkeys(("num_heads", "num_kv_heads", "head_dim", "intermediate_size", "rms_norm_eps"), 0),
-    **dict.fromkeys(("qkv_bias", "fc_bias"), False),
-    "rope": {},
-    "taps": (),
-}
 
 
 @dataclass(frozen=True, slots=True)

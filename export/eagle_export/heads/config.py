@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from eagle_export.heads.ahead_reader import Ahead
@@ -29,7 +29,8 @@ class HeadConfig:
     alone, also before the head's own next step, or nowhere). For multi-token prediction (mtp): hidden_first: whether
     the feature comes before the embedding in what fc reads; masks_first: whether the embedding in the row of position 0
     is zero. own_lm_head: whether there is an LM head of its own; a block's is in `block`, and ahead's in `ahead`. An
-    assistant has the target's width here, and its own sizes in `assistant`."""
+    assistant has the target's width here, and its own sizes in `assistant`. Defaults are those of heads without
+    attention of their own."""
 
     kind: HeadKind
     hidden_size: int
@@ -37,15 +38,15 @@ class HeadConfig:
     vocab_size: int
     draft_vocab_size: int
     num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    rms_norm_eps: float
-    rope: Mapping[str, Any]
-    qkv_bias: bool
-    fc_bias: bool
-    taps: tuple[int, ...]
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    intermediate_size: int = 0
+    rms_norm_eps: float = 0
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    qkv_bias: bool = False
+    fc_bias: bool = False
+    taps: tuple[int, ...] = ()
     o_bias: bool = False
     qk_norm: bool = False
     normed_residual: bool = False

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from eagle_export.base.errors import ExportError
-from eagle_export.heads.ahead_reader import NO_ATTENTION
 from eagle_export.heads.config import HeadConfig, TapNorm
 from eagle_export.heads.kinds import KINDS, Kind
 from eagle_export.heads.layout import HeadLayout, OutputNorm
@@ -27,15 +26,13 @@ def read_head_config(
     where, kind = head.folder / "config.json", KINDS[layout.kind]
     if kind.read_ahead is not None:
         sizes = kind.read_ahead(head, target_hidden, vocab)
-        return HeadConfig(
-            layout.kind, target_hidden, target_hidden, vocab, vocab, sizes.count, ahead=sizes, **NO_ATTENTION
-        )
+        return HeadConfig(layout.kind, target_hidden, target_hidden, vocab, vocab, sizes.count, ahead=sizes)
     if kind.read_assistant is not None:
         own = kind.read_assistant(head, target_hidden, vocab)
-        sizes_of_keys = dict(zip(("num_kv_heads", "head_dim"), own.rows[0], strict=True))
+        heads, width = own.rows[0]
         return HeadConfig(
-            layout.kind, target_hidden, target_hidden, vocab, vocab, own.num_layers, assistant=own,
-            **{**NO_ATTENTION, **sizes_of_keys},
+            layout.kind, target_hidden, target_hidden, vocab, vocab, own.num_layers,
+            num_kv_heads=heads, head_dim=width, assistant=own,
         )  # fmt: skip
     _check_vocabulary(head, vocab)
     _check_target_width(head, target_hidden)
