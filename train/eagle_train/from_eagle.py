@@ -48,7 +48,7 @@ def start_from_eagle1(
             parameter.copy_(weights[f"layers.0.{name}"])
     for layer in later:  # they add nothing at first
         layer.self_attn.o_proj.weight.zero_()
-        cast(Tensor, layer.mlp.down_proj.weight).zero_()  # type: ignore[union-attr]
+        cast(Tensor, layer.mlp.down_proj.weight).zero_()
     taps, read, last = _read(head, shape, target, windows, seed)
     head.fc.weight.copy_(torch.linalg.lstsq(taps, read).solution.T)
     # EAGLE-1's layer reads its input, and its LM head its output, without a norm.

@@ -19,9 +19,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from eagle_export.heads.config import HeadConfig
-from eagle_export.heads.layers import Attention, Rows, mlp, norm_of, rms_norm, rotary, wanted
+from eagle_export.heads.layers import Attention, Rows, norm_of, rms_norm, rotary, wanted
 
 
 class Eagle3Layer(nn.Module):
@@ -30,7 +31,7 @@ class Eagle3Layer(nn.Module):
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         self.self_attn = Attention(config, 2 * config.hidden_size)
-        self.mlp = mlp(config)
+        self.mlp = LlamaMLP(config.llama())
         self.input_layernorm = rms_norm(config)
         self.hidden_norm = rms_norm(config)
         self.post_attention_layernorm = rms_norm(config)

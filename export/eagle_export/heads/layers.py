@@ -65,7 +65,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: HeadConfig, normed: bool = True) -> None:
         super().__init__()
         self.self_attn = Attention(config, config.hidden_size)
-        self.mlp = mlp(config)
+        self.mlp = modeling_llama.LlamaMLP(config.llama())
         if normed:
             self.input_layernorm = rms_norm(config)
         self.post_attention_layernorm = rms_norm(config)
@@ -102,11 +102,6 @@ def rms_norm(config: HeadConfig) -> nn.Module:
 
 def norm_of(width: int, eps: float) -> nn.Module:
     module: nn.Module = modeling_llama.LlamaRMSNorm(width, eps)
-    return module
-
-
-def mlp(config: HeadConfig) -> nn.Module:
-    module: nn.Module = modeling_llama.LlamaMLP(config.llama())
     return module
 
 
