@@ -12,10 +12,10 @@ from eagle_export.heads.prediction import without_prediction_layers
 from eagle_export.inspection.bandwidth import SAMPLE_BYTES, physical_cores, read_bandwidth
 from eagle_export.inspection.facts import HeadFacts, TargetFacts, head_facts, target_facts
 from eagle_export.inspection.headers import open_headers
-from eagle_export.inspection.sizes import GraphBytes, graph_bytes, pair_shapes, precisions_of
+from eagle_export.inspection.sizes import GraphBytes, graph_bytes, pair_shapes
 from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.recipes.attention import ExactAttention
-from eagle_export.recipes.plan import RECIPES, default_draft_precision
+from eagle_export.recipes.plan import BY_VALUES, RECIPES, default_draft_precision
 from eagle_runtime.core.target import PREFILL_CHUNK
 from eagle_runtime.machine.container import memory_limit
 
@@ -122,13 +122,15 @@ def needs(target: TargetFacts, checkpoint: Checkpoint, head: HeadFacts | None, c
     for backend in BACKENDS:
         if (bounded or target.several_shapes or target.family.convolution) and backend != "cpu":
             continue
-        for precision in precisions_of(backend):
+        for precision, recipe in RECIPES[backend].items():
+            if precision in BY_VALUES:
+                continue  # shapes do not decide its size
             of_target = graph_bytes(shapes["target"], backend, precision, "target")
             draft_precision, of_draft = None, None
             if "draft" in shapes:
                 draft_precision = default_draft_precision(backend, precision)
                 of_draft = graph_bytes(shapes["draft"], backend, draft_precision, "draft")
-            cache = 2 * rows * context * CACHE_BYTES[RECIPES[backend][precision].traced]
+            cache = 2 * rows * context * CACHE_BYTES[recipe.traced]
             weights = of_target.stored + (0 if of_draft is None else of_draft.stored)
             activations = _activations(target, backend, precision, context)
             memory = weights + cache + activations + OVERHEAD[backend]

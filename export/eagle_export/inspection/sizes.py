@@ -25,7 +25,7 @@ from eagle_export.reading.stored_tensors import StoredTensor
 from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.fp16_sums import Fp16Sums
 from eagle_export.recipes.graph import Pass
-from eagle_export.recipes.plan import BY_VALUES, RECIPES, Passes, Recipe, routes_experts
+from eagle_export.recipes.plan import RECIPES, Passes, Recipe, routes_experts
 from eagle_export.recipes.qdq import Int8Weights, StaticProducts
 from eagle_export.recipes.smooth import Smooth
 
@@ -82,11 +82,6 @@ def alike(layers: Iterable[Layers]) -> tuple[Layers, ...]:
         first = counted.get(key)
         counted[key] = layer if first is None else replace(first, count=first.count + layer.count)
     return tuple(counted.values())
-
-
-def precisions_of(backend: str) -> tuple[str, ...]:
-    """Precisions whose size shapes decide."""
-    return tuple(name for name in RECIPES[backend] if name not in BY_VALUES)
 
 
 def graph_bytes(shapes: GraphShapes, backend: str, precision: str, graph: str) -> GraphBytes:
