@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +65,7 @@ class StoredTensor:
 
     def plus(self, offset: float) -> StoredTensor:
         """Returns the tensor plus a number, in fp32."""
-        return ShiftedTensor(self.name, self.file, self.shape, self.dtype, self, offset)
+        return MadeTensor(self.name, self.file, self.shape, self.dtype, lambda: self.read().float() + offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,24 +108,13 @@ class SafeTensor(StoredTensor):
 
 
 @dataclass(frozen=True, slots=True)
-class LoneTensor(StoredTensor):
-    """The one tensor of a pickled file, which was read already. value: as one row [1, 1, H]."""
+class MadeTensor(StoredTensor):
+    """A tensor whose values are made of others, or were read already. make: returns them."""
 
-    value: torch.Tensor
-
-    def read(self) -> torch.Tensor:
-        return self.value.clone()
-
-
-@dataclass(frozen=True, slots=True)
-class ShiftedTensor(StoredTensor):
-    """A stored tensor plus a number, in fp32."""
-
-    stored: StoredTensor
-    offset: float
+    make: Callable[[], torch.Tensor]
 
     def read(self) -> torch.Tensor:
-        return self.stored.read().float() + self.offset
+        return self.make()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +176,10 @@ def same_values(first: StoredTensor, second: StoredTensor) -> bool:
     )
 
 
-def lone_tensor(path: Path, name: str, keys: tuple[str, ...]) -> LoneTensor:
-    """Reads a vector [H] from a file that torch.save wrote: the vector alone, or a dict that has it under one of the
-    keys. name: what it is called. torch's weights_only reader runs no code of the file. Raises ExportError."""
+def lone_tensor(path: Path, name: str, keys: tuple[str, ...]) -> StoredTensor:
+    """Returns the vector in a file that torch.save wrote as one row [1, 1, H]: the file holds it alone, or a dict that
+    has it under one of the keys. name: what it is called. torch's weights_only reader runs no code of the file. Raises
+    ExportError."""
     import torch
 
     loaded = _loaded(path)
@@ -202,7 +193,7 @@ def lone_tensor(path: Path, name: str, keys: tuple[str, ...]) -> LoneTensor:
         raise ExportError(f"{path} does not hold one vector of numbers; download it again")
     value = loaded.detach().clone().reshape(1, 1, -1)
     dtype = str(value.dtype).removeprefix("torch.")
-    return LoneTensor(name, path, tuple(value.shape), DTYPE_NAMES.get(dtype, dtype), value)
+    return MadeTensor(name, path, tuple(value.shape), DTYPE_NAMES.get(dtype, dtype), value.clone)
 
 
 def list_pickled(path: Path) -> dict[str, StoredTensor]:
