@@ -1,4 +1,4 @@
-"""A GGUF file, whole or split: its metadata and where its tensors lie. No tensor is read.
+"""A GGUF file, whole or split: its metadata, and its tensors, which are read and dequantised one at a time.
 
 The layout is described in docs/gguf.md of ggml-org/ggml. The package gguf reads it too, but makes several arrays of
 each token of a vocabulary: it takes seconds for 49 thousand tokens, where this takes a tenth of one.
@@ -11,13 +11,17 @@ import mmap
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from eagle_export.base.errors import ExportError
+from eagle_export.reading.stored_tensors import StoredTensor
+
+if TYPE_CHECKING:
+    import torch  # imported where tensors are read: headers are read without it
 
 MAGIC = 0x46554747  # "GGUF", read as little-endian
 VERSIONS = (2, 3)
@@ -30,19 +34,80 @@ ADVICE = "convert the model again with llama.cpp's convert_hf_to_gguf.py"
 ORIGINAL = "give the Hugging Face folder that the file was made from"
 OTHER_TYPE = "give a file of another type, such as Q8_0, Q4_K_M or F16"
 UNBLOCKED_TYPES = ("F64", "F32", "F16", "BF16")  # types without blocks
+AT_ONCE = 1 << 22  # numbers that are dequantised together
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A tensor of the file. file: the part that holds it. offset: of its first byte there. kind: GGML's name of its
-    type. shape: rows first, as in PyTorch. row_bytes: of one row, its last axis."""
+class GgufTensor(StoredTensor):
+    """A tensor of a GGUF file, or some of its rows. offset: of its first byte. kind: GGML's type. row_bytes: of a row,
+    its last axis. heads: the number of heads whose rows llama.cpp has in its own order, 0 for rows as they are.
+    added: what the values have in addition to the checkpoint's."""
 
-    name: str
-    file: Path
     offset: int
     kind: str
-    shape: tuple[int, ...]
     row_bytes: int
+    heads: int = 0
+    added: float = 0.0
+
+    @property
+    def stored_as(self) -> str:
+        """GGML's name of the type."""
+        return self.kind
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the file."""
+        return self._rows * self.row_bytes
+
+    def read(self) -> torch.Tensor:
+        """Reads the tensor, in fp32 if its type has blocks or something was added; no other tensor is loaded."""
+        values = self._some(slice(None)).reshape(self.shape)
+        if self.heads:
+            rest = self.shape[1:]
+            values = values.reshape(self.heads, -1, 2, *rest).transpose(1, 2).reshape(self.shape).contiguous()
+        return values
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        """Reads a range along the first axis; all of a tensor whose rows are in another order."""
+        if self.heads or len(self.shape) != 2:
+            return StoredTensor.rows(self, start, stop)
+        return self._some(slice(start, stop))
+
+    def _some(self, rows: slice) -> torch.Tensor:
+        stored = np.memmap(self.file, np.uint8, "r", self.offset, (self._rows, self.row_bytes))[rows]
+        values = _values(stored, self.kind)
+        return values.float() - self.added if self.added else values
+
+    def plus(self, offset: float) -> StoredTensor:
+        """Returns the tensor plus a number; what was added already is not taken away first, which would round."""
+        if self.added == offset:
+            return replace(self, added=0.0)
+        return StoredTensor.plus(self, offset)
+
+    @property
+    def _rows(self) -> int:
+        return int(np.prod(self.shape[:-1], dtype=np.int64))
+
+
+def _values(stored: np.ndarray, kind: str) -> torch.Tensor:
+    """stored: bytes [rows, bytes of a row] -> values [rows, numbers of a row]."""
+    import torch
+
+    if kind == "BF16":
+        return torch.from_numpy(np.array(stored).view(np.int16)).view(torch.bfloat16)
+    if kind in UNBLOCKED_TYPES:
+        return torch.from_numpy(np.array(stored).view(np.dtype(f"f{int(kind[1:]) // 8}")))
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    width = stored.shape[1] // size * numbers
+    values = torch.empty(len(stored), width)
+    step = max(1, AT_ONCE // width)
+    for start in range(0, len(stored), step):
+        rows = dequantize(np.array(stored[start : start + step]), GGMLQuantizationType[kind])
+        values[start : start + step] = torch.from_numpy(rows)
+    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +116,7 @@ class GgufFile:
 
     path: Path
     metadata: Mapping[str, Any]
-    tensors: Mapping[str, Entry]
+    tensors: Mapping[str, GgufTensor]
 
     @property
     def architecture(self) -> str:
@@ -122,7 +187,7 @@ def shortest(value: float) -> float:
 def read_gguf(path: Path) -> GgufFile:
     """Returns a file's metadata and tensors; for a part of a split file, those of all parts. Raises ExportError."""
     metadata: dict[str, Any] = {}
-    tensors: dict[str, Entry] = {}
+    tensors: dict[str, GgufTensor] = {}
     parts = _parts(path)
     for part in parts:
         values, entries = _read_part(part)
@@ -155,7 +220,7 @@ def _parts(path: Path) -> list[Path]:
     return parts
 
 
-def _read_part(path: Path) -> tuple[dict[str, Any], list[Entry]]:
+def _read_part(path: Path) -> tuple[dict[str, Any], list[GgufTensor]]:
     try:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     except ImportError:
@@ -177,7 +242,8 @@ def _read_part(path: Path) -> tuple[dict[str, Any], list[Entry]]:
             row = shape[-1] // block * stored
             if data + offset + math.prod(shape[:-1]) * row > size:
                 raise ValueError(f"tensor {name!r} lies beyond its end")
-            entries.append(Entry(name, path, data + offset, kind.name, shape, row))
+            dtype = kind.name if kind.name in UNBLOCKED_TYPES else "F32"
+            entries.append(GgufTensor(name, path, shape, dtype, data + offset, kind.name, row))
     except ExportError:
         raise
     except Exception as error:  # many kinds, for bytes that are not what they should be

@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file under the names that Hugging Face's checkpoints have, dequantised one at a time.
+"""Tensors of a GGUF file under the names that Hugging Face's checkpoints have.
 
 Names and changes of values are those of llama.cpp's converter (conversion/*.py and gguf-py/gguf/tensor_mapping.py of
 ggml-org/llama.cpp). It changes values in two ways, both undone here: Gemma's gains have 1 added, and some families have
@@ -11,97 +11,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import numpy as np
 
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.gguf.architectures import Architecture
-from eagle_export.reading.gguf.file import ADVICE, OTHER_TYPE, UNBLOCKED_TYPES, Entry, GgufFile
-from eagle_export.reading.stored_tensors import StoredTensor
-
-if TYPE_CHECKING:
-    import torch  # imported where tensors are read: headers are read without it
+from eagle_export.reading.gguf.file import ADVICE, OTHER_TYPE, UNBLOCKED_TYPES, GgufFile, GgufTensor
 
 # Of the language model: what rotates, and what reads images and sound, which Ollama keeps in one file.
 NOT_WEIGHTS = re.compile(
     r"(blk\.\d+\.)?(rope_(freqs|factors_long|factors_short)\.weight|attn_rot_embd(\.weight)?)|(v|a|mm)\..+"
 )
-AT_ONCE = 1 << 22  # numbers that are dequantised together
-
-
-@dataclass(frozen=True, slots=True)
-class GgufTensor(StoredTensor):
-    """A tensor of a GGUF file, or some of its rows. offset: of its first byte. kind: GGML's type. row_bytes: of a row,
-    its last axis. heads: the number of heads whose rows llama.cpp has in its own order, 0 for rows as they are.
-    added: what the values have in addition to the checkpoint's."""
-
-    offset: int
-    kind: str
-    row_bytes: int
-    heads: int = 0
-    added: float = 0.0
-
-    @property
-    def stored_as(self) -> str:
-        """GGML's name of the type."""
-        return self.kind
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes in the file."""
-        return self._rows * self.row_bytes
-
-    def read(self) -> torch.Tensor:
-        """Reads the tensor, in fp32 if its type has blocks or something was added; no other tensor is loaded."""
-        values = self._some(slice(None)).reshape(self.shape)
-        if self.heads:
-            rest = self.shape[1:]
-            values = values.reshape(self.heads, -1, 2, *rest).transpose(1, 2).reshape(self.shape).contiguous()
-        return values
-
-    def rows(self, start: int, stop: int) -> torch.Tensor:
-        """Reads a range along the first axis; all of a tensor whose rows are in another order."""
-        if self.heads or len(self.shape) != 2:
-            return StoredTensor.rows(self, start, stop)
-        return self._some(slice(start, stop))
-
-    def _some(self, rows: slice) -> torch.Tensor:
-        stored = np.memmap(self.file, np.uint8, "r", self.offset, (self._rows, self.row_bytes))[rows]
-        values = _values(stored, self.kind)
-        return values.float() - self.added if self.added else values
-
-    def plus(self, offset: float) -> StoredTensor:
-        """Returns the tensor plus a number; what was added already is not taken away first, which would round."""
-        if self.added == offset:
-            return replace(self, added=0.0)
-        return StoredTensor.plus(self, offset)
-
-    @property
-    def _rows(self) -> int:
-        return int(np.prod(self.shape[:-1], dtype=np.int64))
-
-
-def _values(stored: np.ndarray, kind: str) -> torch.Tensor:
-    """stored: bytes [rows, bytes of a row] -> values [rows, numbers of a row]."""
-    import torch
-
-    if kind == "BF16":
-        return torch.from_numpy(np.array(stored).view(np.int16)).view(torch.bfloat16)
-    if kind in UNBLOCKED_TYPES:
-        return torch.from_numpy(np.array(stored).view(np.dtype(f"f{int(kind[1:]) // 8}")))
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-    width = stored.shape[1] // size * numbers
-    values = torch.empty(len(stored), width)
-    step = max(1, AT_ONCE // width)
-    for start in range(0, len(stored), step):
-        rows = dequantize(np.array(stored[start : start + step]), GGMLQuantizationType[kind])
-        values[start : start + step] = torch.from_numpy(rows)
-    return values
 
 
 def check_kinds(file: GgufFile) -> None:
@@ -139,7 +60,7 @@ def named_tensors(file: GgufFile, architecture: Architecture, heads: int, kv_hea
 
 
 def _parts(
-    file: GgufFile, entry: Entry, architecture: Architecture, heads: int, kv_heads: int
+    file: GgufFile, entry: GgufTensor, architecture: Architecture, heads: int, kv_heads: int
 ) -> Iterator[tuple[str, GgufTensor]]:
     """The checkpoint's tensors that an entry holds: one, or several whose rows follow each other."""
     if (top := architecture.top.get(entry.name)) is not None:
@@ -182,7 +103,7 @@ def _parts(
     yield name, tensor
 
 
-def _some_rows(entry: Entry, start: int, shape: tuple[int, ...]) -> Entry:
+def _some_rows(entry: GgufTensor, start: int, shape: tuple[int, ...]) -> GgufTensor:
     """The part of an entry from its row `start` on, with that shape. A vector's numbers are rows."""
     if len(entry.shape) > 1:
         return replace(entry, offset=entry.offset + start * entry.row_bytes, shape=shape)
@@ -190,13 +111,11 @@ def _some_rows(entry: Entry, start: int, shape: tuple[int, ...]) -> Entry:
     return replace(entry, offset=entry.offset + start * size, shape=shape, row_bytes=shape[0] * size)
 
 
-def _tensor(entry: Entry, name: str, architecture: Architecture) -> GgufTensor:
-    dtype = entry.kind if entry.kind in UNBLOCKED_TYPES else "F32"
-    added = architecture.norm_added if name.endswith("norm.weight") else 0.0
-    return GgufTensor(name, entry.file, entry.shape, dtype, entry.offset, entry.kind, entry.row_bytes, added=added)
+def _tensor(entry: GgufTensor, name: str, architecture: Architecture) -> GgufTensor:
+    return replace(entry, name=name, added=architecture.norm_added if name.endswith("norm.weight") else 0.0)
 
 
-def _unknown(file: GgufFile, entry: Entry) -> ExportError:
+def _unknown(file: GgufFile, entry: GgufTensor) -> ExportError:
     return ExportError(
         f"{file.path}: tensor {entry.name!r} is not known in a model of architecture {file.architecture!r}; the file "
         "is of a variant that is not supported"
