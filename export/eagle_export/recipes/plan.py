@@ -257,11 +257,6 @@ def default_draft_precision(backend: str, precision: str) -> str:
     return RECIPES[backend][precision].draft_precision or precision
 
 
-def recorded_from_source(backend: str, precision: str) -> bool:
-    """Whether an export without a calibration records the target's inputs from the checkpoint."""
-    return RECIPES[backend][precision].self_calibrated
-
-
 def check_runs(backend: str, precision: str) -> None:
     """Raises ExportError for a backend that there is not, and a precision that it cannot run."""
     if backend not in RECIPES:

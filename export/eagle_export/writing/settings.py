@@ -15,12 +15,12 @@ from eagle_export.checking.limits import LIMITS, RequiredFidelity, required_fide
 from eagle_export.recipes.blocks import Grid
 from eagle_export.recipes.plan import (
     AUTO,
+    RECIPES,
     Observations,
     Plan,
     check_runs,
     default_draft_precision,
     plan,
-    recorded_from_source,
 )
 from eagle_export.writing.automatic import check_budget
 
@@ -73,7 +73,7 @@ class Settings:
             raise ExportError(
                 "draft precision, vocabulary and top-k are settings of a head; give a head, or leave them out"
             )
-        if self.calibrate is not None and not recorded_from_source(self.backend, self.precision):
+        if self.calibrate is not None and not RECIPES[self.backend][self.precision].self_calibrated:
             raise ExportError(f"{self.precision} for backend {self.backend} records no inputs; leave the text out")
         if self.precision == AUTO and self.calibration is not None:
             raise ExportError(
@@ -122,7 +122,8 @@ class Order:
     def records(self) -> bool:
         """Whether the export records inputs of the source."""
         settings = self.settings
-        return settings.record and self.observed is None and recorded_from_source(settings.backend, settings.precision)
+        recipe = RECIPES[settings.backend][settings.precision]
+        return settings.record and self.observed is None and recipe.self_calibrated
 
     def plan(self, recorded: Observations | None = None, grids: Mapping[str, Grid] | None = None) -> Plan:
         """Returns the passes for the graphs. recorded: inputs of their layers; grids: of the target's weights in
