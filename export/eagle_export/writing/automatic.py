@@ -148,27 +148,22 @@ def plan_after(first: int, plan: Plan) -> Plan:
 
 
 def foreseen(target: ir.Model, plan: Plan, recorded: Recorded) -> Choice:
-    """Smooths a target of another precision, in place. Returns the passes that are left, and foreseen_kl."""
+    """Smooths a target of another precision, in place. Returns the passes that are left, and the KL that it will have
+    about after them, from errors of its weights alone, if these were measured. For the two models of
+    docs/dev/precision.md it was up to a fifth too high."""
     done, first = smoothed_first(target, plan)
     left = plan_after(first, plan)
-    return Choice((), left, done, foreseen_kl(target, left, recorded))
-
-
-def foreseen_kl(target: ir.Model, plan: Plan, recorded: Recorded) -> float | None:
-    """Returns the KL in nats that a smoothed target will have about after the passes of the plan, from errors of its
-    weights alone; None if that was not measured. For the two models of docs/dev/precision.md it was up to a fifth too
-    high."""
-    steps = [step for step in plan.passes["target"] if isinstance(step, WeightBlocks)]
+    steps = [step for step in left.passes["target"] if isinstance(step, WeightBlocks)]
     layers = [layer for layer in linears(target) if any(step.wanted(layer) for step in steps)]
     if not layers or not all(layer.name in recorded.importance for layer in layers):
-        return None
+        return Choice((), left, done, None)
     total, most = 0.0, rows_of_all(recorded)
     for layer in layers:
         step = next(step for step in steps if step.wanted(layer))
         grid = fitted(step.other(layer) or step.grid, layer.shape[0], whole=layer.rotated)
         if not grid.sixteenths:  # as in the source
             total += sum(layer_losses(layer, [grid], recorded, most).values or ())
-    return COMPENSATED * total
+    return Choice((), left, done, COMPENSATED * total)
 
 
 def rows_of_all(recorded: Recorded) -> int:
