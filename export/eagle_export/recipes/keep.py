@@ -16,7 +16,7 @@ LM_HEAD = "lm_head.weight"  # also of a target whose LM head is its embedding
 @dataclass(frozen=True, slots=True)
 class KeepLayers(Pass[Linear]):
     """Hides every linear layer whose weight's name fits one of the patterns (*, ? and [] as in file names) from the
-    passes that follow. Raises ExportError for a pattern that fits no layer."""
+    passes that follow. An export asks `check_patterns` first."""
 
     patterns: tuple[str, ...]
     name = "kept layers"
@@ -30,10 +30,6 @@ class KeepLayers(Pass[Linear]):
             linear.node.meta[KEPT_WIDE] = True
             kept[linear.name] = f"kept in {'fp16' if linear.dtype == ir.DataType.FLOAT16 else 'fp32'}"
         return kept
-
-    def apply(self, model: ir.Model) -> dict[str, str]:
-        self.check_patterns(model)
-        return Pass.apply(self, model)
 
     def check_patterns(self, model: ir.Model) -> None:
         """Raises ExportError unless each pattern fits a layer."""
