@@ -107,8 +107,9 @@ def texts_of(file: GgufFile) -> dict[str, bytes]:
         CONTROL if number in marks or token in ends else kind
         for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
     ]
-    if _is_gemma4(file):
-        content = _gemma4(file, tokens)
+    if _is_gemma4(file):  # as sentencepiece's, with the merges that the file has
+        unknown = _token_id(file, "unknown", len(tokens))
+        content = _pieces(_stated_merges(file), None if unknown is None else tokens[unknown], prefix=False)
     else:
         content = _byte_level(file, tokens) if kind == "gpt2" else _sentencepiece(file, tokens, kinds)
         if kind == "llama" and file.architecture.startswith("gemma"):
@@ -250,12 +251,6 @@ def _is_gemma4(file: GgufFile) -> bool:
 def _endings(file: GgufFile) -> frozenset[str]:
     """Tokens at which a text ends, of whatever kind they are."""
     return GEMMA4_ENDINGS if _is_gemma4(file) else frozenset()
-
-
-def _gemma4(file: GgufFile, tokens: Sequence[str]) -> dict[str, Any]:
-    """As sentencepiece's, with the merges that the file has."""
-    unknown = _token_id(file, "unknown", len(tokens))
-    return _pieces(_stated_merges(file), None if unknown is None else tokens[unknown], prefix=False)
 
 
 def _sentencepiece(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, Any]:
