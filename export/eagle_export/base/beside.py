@@ -197,16 +197,15 @@ class Copy:
 
     def result(self) -> Path | None:
         """Waits for the end of the work. Returns the folder with what it made, None if it failed."""
-        if self._process is not None:
-            self._status = os.waitpid(self._process, 0)[1]
-            self._process = None
+        self._wait()
         return self._made if self._status == 0 else None
 
     def read(self, name: str) -> memoryview | None:
         """Waits for a file, and returns its content; None if the copy has ended without it."""
         path = self._made / name
         while not path.exists():
-            if self._ended() and not path.exists():
+            self._wait(os.WNOHANG)
+            if self._process is None and not path.exists():
                 return None
             time.sleep(PAUSE)
         content = path.read_bytes()
@@ -217,12 +216,11 @@ class Copy:
         """Ends it, if it goes on."""
         if self._process is not None:
             os.kill(self._process, signal.SIGKILL)
-            os.waitpid(self._process, 0)
-            self._process = None
+            self._wait()
 
-    def _ended(self) -> bool:
+    def _wait(self, options: int = 0) -> None:
+        """Notes the status if it has ended."""
         if self._process is not None:
-            process, status = os.waitpid(self._process, os.WNOHANG)
+            process, status = os.waitpid(self._process, options)
             if process:
                 self._process, self._status = None, status
-        return self._process is None
