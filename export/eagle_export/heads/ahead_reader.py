@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from eagle_export.base.errors import ExportError
 from eagle_export.heads.prediction import MEDUSA_HEADS
@@ -120,20 +119,16 @@ def _check_counts(head: Checkpoint, count: int, blocks: list[int], heads_key: st
         raise ExportError(
             f"{head.folder}: its heads have {blocks} blocks, but must have as many each; it is incomplete"
         )
-    stated_heads, stated_blocks = _whole(config.get(heads_key), count), _whole(config.get(blocks_key), blocks[0])
-    if stated_heads > count:
+    stated = {key: config[key] for key in (heads_key, blocks_key) if type(config.get(key)) is int}
+    if stated.get(heads_key, count) > count:
         raise ExportError(
-            f"{where}: {heads_key} is {stated_heads}, but the tensors are of {count} heads; it is incomplete"
+            f"{where}: {heads_key} is {stated[heads_key]}, but the tensors are of {count} heads; it is incomplete"
         )
-    if stated_blocks != blocks[0]:
+    if stated.get(blocks_key, blocks[0]) != blocks[0]:
         raise ExportError(
-            f"{where}: {blocks_key} is {stated_blocks}, but the tensors are of {blocks[0]} blocks per head; config and "
-            "weights do not belong together"
+            f"{where}: {blocks_key} is {stated[blocks_key]}, but the tensors are of {blocks[0]} blocks per head; "
+            "config and weights do not belong together"
         )
-
-
-def _whole(value: Any, default: int) -> int:
-    return value if type(value) is int else default
 
 
 @dataclass(frozen=True, slots=True)
