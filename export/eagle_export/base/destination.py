@@ -83,11 +83,6 @@ def _listed(path: Path, named: Path) -> Iterator[str]:
         raise ExportError(f"{named} does not say which files are the bundle's; choose another name") from None
 
 
-def free_space(parent: Path) -> int:
-    """Bytes that can still be written below a folder."""
-    return shutil.disk_usage(parent).free
-
-
 def folder_bytes(folder: Path) -> int:
     """Bytes of all files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -95,7 +90,7 @@ def folder_bytes(folder: Path) -> int:
 
 def check_space(parent: Path, needed: int) -> None:
     """Raises ExportError if the disk has no room for `needed` bytes of weights."""
-    free = free_space(parent)
+    free = shutil.disk_usage(parent).free
     needed += needed // 50 + (4 << 20)  # graphs, manifest, partly filled blocks
     if free < needed:
         raise ExportError(

@@ -5,6 +5,7 @@ The time is an estimate from small pieces of the same work, timed on this machin
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from eagle_calib.folder import KEPT, work_folder
 from eagle_calib.replay import GOLDEN_TEXTS, GOLDEN_TOKENS
 from eagle_export.base.beside import fit_twice
-from eagle_export.base.destination import check_space, folder_bytes, free_space
+from eagle_export.base.destination import check_space, folder_bytes
 from eagle_export.base.errors import ExportError
 from eagle_export.base.memory import MEMORY_MARGIN
 from eagle_export.base.parted import PART
@@ -54,14 +55,14 @@ class Requirement:
 
     def line(self, bundle: Path) -> str:
         """The requirement, and what is there."""
-        free = free_memory()
+        free, space = free_memory(), shutil.disk_usage(bundle.parent).free
         memory = "" if free is None else f" ({free / 1e9:.1f} free)"
         finished, minutes = kept_bytes(bundle), max(1, round(self.seconds / 60))
         rest = f"; {finished / 1e9:.1f} GB are there from before" if finished else ""
         duration = f"{minutes} min" if minutes < 100 else f"{minutes / 60:.0f} h"
         return (
             f"takes about {duration}, {self.disk / 1e9:.1f} GB of disk "
-            f"({free_space(bundle.parent) / 1e9:.1f} free) and {self.memory / 1e9:.1f} GB of memory{memory}{rest}"
+            f"({space / 1e9:.1f} free) and {self.memory / 1e9:.1f} GB of memory{memory}{rest}"
         )
 
 
