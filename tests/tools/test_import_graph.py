@@ -25,26 +25,31 @@ from import_graph import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-GRAPH = read_graph(ROOT)
 # Of the runtime and of the exporter each. More of either means that a change went through the corridors.
 MOST_ROOMS, MOST_ARROWS = 14, 60
 
 
-def test_no_cycles() -> None:
-    assert cycles(GRAPH.arrows) == []
+@pytest.fixture(scope="module")
+def graph() -> ImportGraph:
+    """Of this project."""
+    return read_graph(ROOT)
+
+
+def test_no_cycles(graph: ImportGraph) -> None:
+    assert cycles(graph.arrows) == []
 
 
 @pytest.mark.parametrize("package", FLOORS)
-def test_rooms_are_few_and_stand_on_floors(package: str) -> None:
-    part = GRAPH.within(package)
+def test_rooms_are_few_and_stand_on_floors(package: str, graph: ImportGraph) -> None:
+    part = graph.within(package)
     rooms = part.rooms()
     assert len(set(part.room_of().values())) <= MOST_ROOMS
     assert 20 < len(rooms) <= MOST_ARROWS
-    assert upward_in(GRAPH, package) == [] and cycles(rooms) == []
+    assert upward_in(graph, package) == [] and cycles(rooms) == []
 
 
-def test_the_core_knows_no_drafter_no_engine_and_no_application() -> None:
-    below = {target for source, target in GRAPH.within("eagle_runtime").rooms() if source == "core"}
+def test_the_core_knows_no_drafter_no_engine_and_no_application(graph: ImportGraph) -> None:
+    below = {target for source, target in graph.within("eagle_runtime").rooms() if source == "core"}
     assert below == {"base", "bundle", "sampling"}
 
 
@@ -57,9 +62,9 @@ def test_an_arrow_to_a_higher_room_is_found() -> None:
         upward_in(ImportGraph({"eagle_runtime.cellar.wine": 1}, frozenset()), "eagle_runtime")
 
 
-def test_nothing_points_upwards() -> None:
-    assert len(GRAPH.arrows) > 300
-    assert upward(GRAPH.arrows) == []
+def test_nothing_points_upwards(graph: ImportGraph) -> None:
+    assert len(graph.arrows) > 300
+    assert upward(graph.arrows) == []
 
 
 def test_names_of_modules_and_rooms() -> None:
@@ -98,14 +103,14 @@ def test_upward_arrows() -> None:
     assert upward(arrows) == [("eagle_runtime.b", "eagle_tools.c")]
 
 
-def test_the_picture_has_every_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_picture_has_every_room(graph: ImportGraph, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert import_graph.main(["-o", str(tmp_path / "graph.svg")]) == 0
     text = (tmp_path / "graph.svg").read_text(encoding="utf-8")
     ElementTree.fromstring(text)
-    runtime = GRAPH.within("eagle_runtime")
+    runtime = graph.within("eagle_runtime")
     assert all(f">{room}" in text or room == "eagle_runtime" for room in runtime.room_of().values())
-    assert text == svg(GRAPH, "imports of eagle_runtime, today")
-    assert capsys.readouterr().out.strip() == summary(GRAPH)
+    assert text == svg(graph, "imports of eagle_runtime, today")
+    assert capsys.readouterr().out.strip() == summary(graph)
 
 
 def test_an_earlier_commit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
