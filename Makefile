@@ -34,9 +34,12 @@ AS_AVX2 = PYTHONPATH=$(CURDIR)/.avx2
 
 setup: .venv/.installed
 
-.venv/.installed: pyproject.toml
+.venv/.made:
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	touch $@
+
+.venv/.installed: .venv/.made pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-compile "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --no-compile --editable ".[dev]"
 	touch $@
@@ -56,11 +59,11 @@ lint-kernels: setup
 # Their tests with a library that ends the process at the first access out of bounds and at what C++ leaves undefined
 # (AddressSanitizer, UndefinedBehaviorSanitizer; of GCC), some thousand inputs that do not fit among them. A minute.
 SANITIZERS = $(shell c++ -print-file-name=libasan.so) $(shell c++ -print-file-name=libubsan.so)
-.sanitized/.built: .venv/.installed $(wildcard kernels/*.* kernels/*/*.*)
+.sanitized/.built: .venv/.made $(wildcard kernels/*.* kernels/*/*.*)
 	@$(BIN)/python -m pip install --quiet --upgrade --target .sanitized ./kernels -C cmake.define.SANITIZE=ON -C install.strip=false
 	@touch $@
 
-sanitize: .sanitized/.built
+sanitize: setup .sanitized/.built
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 LD_PRELOAD="$(SANITIZERS)" PYTHONPATH=$(CURDIR)/.sanitized $(QUICK) tests/kernels -k "not small"
 
 # Wheels of the native operators for six systems, in dist; then the operators on ARM64 and on Windows, by emulation
@@ -84,15 +87,23 @@ windows: setup
 site: setup
 	$(BIN)/python tools/site_pages.py .site
 
+TYPES := MYPY_NUM_WORKERS=2 $(BIN)/mypy
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	MYPY_NUM_WORKERS=2 $(BIN)/mypy
+	$(TYPES)
 
-test: lint
+# Types are checked beside the tests, as mypy alone leaves one of two cores idle half the time; what it says comes last.
+test: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	@$(BIN)/python -m eagle_tools.as_avx2
 	@rm -rf .traces
-	$(QUICK)
+	@mkdir .traces
+	$(TYPES) > .traces/types 2>&1 & types=$$!; \
+	$(QUICK); tests=$$?; \
+	wait $$types; types=$$?; cat .traces/types; exit $$((tests | types))
 
 # What takes long beside what is like it (tests/slow.txt), and what takes minutes each: some hours in all.
 test-slow: setup
