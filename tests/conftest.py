@@ -151,6 +151,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def trace_memory(shared: Path) -> Iterator[TraceMemory]:
     """Exports by the tests of this run trace equal modules once, as do runs that are given one folder of traces."""
+    from torch._export import utils as export_utils
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     from eagle_export.graphs import head_modules, pair
@@ -162,6 +163,8 @@ def trace_memory(shared: Path) -> Iterator[TraceMemory]:
     with pytest.MonkeyPatch.context() as patch:
         # A fifth of a trace is the list of what operators become in ONNX, which torch makes for each trace.
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
+        # A thirtieth is the names of operators, which torch looks up for each namespace, some fifty times a trace.
+        patch.setattr(export_utils, "_materialize_cpp_cia_ops", functools.cache(export_utils._materialize_cpp_cia_ops))
         for module, name in ((pair, "trace_target"), (head_modules, "trace_draft"), (head_modules, "trace_ahead")):
             patch.setattr(module, name, memory.around(getattr(module, name)))
         yield memory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,29 @@ def test_the_key_covers_what_a_trace_reads(pair: Pair, changed: Callable[[Pair],
     assert {name for name, key in keys(changed(pair)).items() if key != first[name]} == graphs
     assert keys(pair, top_k=9)["draft"] != first["draft"]
     assert all(key != first[name] for name, key in keys(pair, torch.float16).items())
+
+
+def test_arguments_are_in_the_key_if_the_function_reads_them() -> None:
+    def read_none(config: dict[str, int], logits: int) -> int:
+        return logits
+
+    def read_in_a_function(config: dict[str, int], logits: int) -> int:
+        return sum(each * config["scale"] for each in [logits])
+
+    def read_both(config: dict[str, int], logits: int) -> int:
+        return logits * config["scale"]
+
+    for function, keys in ((read_none, 1), (read_in_a_function, 2), (read_both, 2), (print, 2)):
+        assert len({describe(partial(function, {"scale": scale})) for scale in (1, 2)}) == keys
+
+
+def test_heads_of_targets_that_differ_in_depth_share_a_trace(golden: Path, tmp_path: Path) -> None:
+    def key(target: Path) -> str:
+        pair = open_pair(target, golden / "head_eagle1")
+        assert pair.head is not None
+        return describe_module(_draft_module(pair, pair.head, torch.float32, 8))
+
+    assert key(make_target(tmp_path / "target")) == key(golden / "target")
 
 
 def test_an_unknown_value_is_not_remembered() -> None:

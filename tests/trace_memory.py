@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import dis
 import functools
 import hashlib
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -74,7 +75,7 @@ def describe(value: Any) -> str:
     if isinstance(value, CodeType):
         return f"code {value.co_code!r} {describe(value.co_consts)} {value.co_names}"
     if isinstance(value, functools.partial):
-        return f"partial {describe(value.func)} {describe(value.args)} {describe(value.keywords)}"
+        return f"partial {describe(value.func)} {describe(_read_by(value.func, value.args))} {describe(value.keywords)}"
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
     if dataclasses.is_dataclass(value):
@@ -87,6 +88,18 @@ def describe(value: Any) -> str:
         code, defaults = getattr(value, "__code__", None), getattr(value, "__defaults__", None)
         return f"{value.__module__}.{name} {describe(cells)} {describe(defaults)} {describe(code)}"
     raise UndescribedError(f"{type(value)}")
+
+
+def _read_by(function: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
+    """The positional arguments, without those that no instruction of the function names: what most families do to
+    logits does not depend on the config."""
+    code: CodeType | None = getattr(function, "__code__", None)
+    if code is None:
+        return list(arguments)
+    values = [each.argval for each in dis.get_instructions(code)]
+    named = {name for value in values for name in (value if isinstance(value, tuple) else [value])}
+    unread = {index for index, name in enumerate(code.co_varnames[: code.co_argcount]) if name not in named}
+    return ["unread" if index in unread else each for index, each in enumerate(arguments)]
 
 
 def describe_module(module: torch.nn.Module) -> str:
