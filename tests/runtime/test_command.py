@@ -26,14 +26,18 @@ from tokenizers import Tokenizer, models
 from eagle_runtime.base.errors import EagleError, EagleWarning
 from eagle_runtime.commands import cli
 from eagle_runtime.commands.command import LONGEST, SHELLS, Parser, one_line, run_command, size
-from eagle_runtime.commands.interrupts import CLEANUP_S, SAME_S, Interrupted, handled_interrupts
+from eagle_runtime.commands.interrupts import SAME_S, Interrupted, handled_interrupts
 from patience import PATIENCE_S
 from systems import posix_only
 
+CLEANUP_S = 1.0  # in processes that tests start
 BLOCKS = """
 import argparse, hashlib, sys, tempfile, time
 from pathlib import Path
+from eagle_runtime.commands import interrupts
 from eagle_runtime.commands.command import Parser, run_command
+
+interrupts.CLEANUP_S = {cleanup_s}
 
 def run(args):
     folder = Path(sys.argv[1])
@@ -215,8 +219,9 @@ def unignored() -> None:
 @contextlib.contextmanager
 def start(folder: Path, work: str, clearing: str = "pass", prepare: str = "pass") -> Iterator[subprocess.Popen[str]]:
     """A command that has begun its work; gone when the block ends."""
+    program = BLOCKS.format(work=work, clearing=clearing, prepare=prepare, cleanup_s=CLEANUP_S)
     process = subprocess.Popen(
-        [sys.executable, "-c", BLOCKS.format(work=work, clearing=clearing, prepare=prepare), str(folder)],
+        [sys.executable, "-c", program, str(folder)],
         env=environment(),
         text=True,
         stdout=subprocess.PIPE,
