@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from eagle_calib.observe import SampleFile
 from eagle_export.checking.source_reading import reading_of_pair
 from eagle_export.graphs.pair import open_pair
 from eagle_export.reading.families.source import load_source
+from eagle_export.recording.continuations import run_errors
 from eagle_export.recording.self_calibration import observe_source
 from eagle_export.recording.source_text import Greedy, Writer, sample
 from source_continuations import continuations
@@ -64,6 +66,14 @@ def test_every_family_writes_its_texts_and_reads_no_token_in_vain(row: Row) -> N
         wanted = model(input_ids=ids, use_cache=False).logits[0, 2:].numpy()
     assert len(passes) == len(written.tokens) == 16
     np.testing.assert_allclose(written.logits, wanted, atol=1e-4)
+
+
+def test_what_transformers_misses_is_not_said_while_a_source_runs() -> None:
+    """Of LFM2 it says twice that a package with kernels for GPUs is not installed."""
+    logger = logging.getLogger("transformers.integrations")
+    with run_errors(Path("source")):
+        assert not logger.isEnabledFor(logging.WARNING) and logger.isEnabledFor(logging.ERROR)
+    assert logger.isEnabledFor(logging.WARNING)
 
 
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3"])

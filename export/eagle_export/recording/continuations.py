@@ -13,6 +13,7 @@ import numpy as np
 
 from eagle_calib.errors import CalibrationError
 from eagle_export.base.errors import ExportError
+from eagle_export.base.quiet import quiet
 from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.recording.packed import load_packed
 from eagle_export.recording.source_text import Asked, Writer
@@ -22,10 +23,11 @@ from eagle_runtime.base.tree import Float
 
 @contextmanager
 def run_errors(source: Path | Checkpoint, how: str = "", passing: type[Exception] = ExportError) -> Iterator[None]:
-    """Raises ExportError for what transformers raises while it runs a checkpoint. how: in which way it runs, for the
-    error. passing: errors that are left as they are."""
+    """Raises ExportError for what transformers raises while it runs a checkpoint, and silences what it says of kernels
+    that are not installed. how: in which way it runs, for the error. passing: errors that are left as they are."""
     try:
-        yield
+        with quiet("transformers"):
+            yield
     except (ExportError, CalibrationError, passing):
         raise
     except Exception as error:  # transformers, safetensors and a full memory raise many kinds

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from eagle_calib.texts import read_windows
 from eagle_export.reading.families.family import cache_keyword
@@ -113,8 +113,7 @@ class Writer:
         last = max([length if sampled else 0, *(len(each.start) + each.count - 1 for each in greedy)])
         read, passes, kept = 0, list[int](), dict[int, Tensor]()
         new = torch.tensor([text[: min(map(len, texts))] for text in texts])
-        layers = range(int(self._model.config.num_hidden_layers))
-        name, cache = cache_keyword(self._model), Cache(layers=[_Rows(last) for _ in layers])
+        name, cache = cache_keyword(self._model), _cache(self._model.config, last)
         while True:
             left = count if read < length else 0
             self._before(left, len(texts))
@@ -172,6 +171,13 @@ class _Greedy:
         hidden = {tap: torch.cat(parts, 1) for tap, parts in self.hidden.items()}
         written = Written(self.text[:start], self.text[start:], hidden=hidden)
         return replace(written, logits=np.stack(self.rows)) if self.rows else written
+
+
+def _cache(config: Any, room: int) -> Cache:
+    """For texts of `room` tokens; layers without attention have transformers' own."""
+    own = dict(enumerate(DynamicCache(config=config).layers))
+    layers = range(int(config.num_hidden_layers))
+    return Cache([_Rows(room) if isinstance(own.get(n), DynamicLayer | None) else own[n] for n in layers])
 
 
 class _Rows(DynamicLayer):  # type: ignore[misc]
