@@ -34,6 +34,7 @@ PUBLISHED = {
     "gptoss": "harmony",
     "granite3_3": "granite",
     "granite4": "hermes",
+    "lfm2_v2": "lfm2",
     "llama3_1": "llama",
     "llama3_2": "llama",
     "ministral3": "mistral-args",

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eagle_runtime.sampling.constraint import CONTENT, Constraint, lark_text
+from eagle_runtime.sampling.keyword_grammar import keyword_rules
 from eagle_runtime.sampling.quoted_grammar import quoted_rules
 from eagle_runtime.sampling.schemas import SPACING, STRICT, argument_schema
 from eagle_runtime.sampling.tagged_grammar import tagged_rules
@@ -66,6 +67,8 @@ def argument_rules(name: str, tool: Tool, form: AnswerForm, lit: Literals) -> di
     must = form.must_follow(tool)
     if form.format.tagged is not None:
         return tagged_rules(name, tool, form.format, lit, must_follow=must)
+    if form.format.keywords:
+        return keyword_rules(name, tool, form.format, must_follow=must)
     if form.format.quote:
         return quoted_rules(name, tool, form.format, lit, must_follow=must)
     return {name: f"%json {json.dumps(argument_schema(tool, must_follow=must), ensure_ascii=False)}"}

@@ -14,7 +14,14 @@ from eagle_runtime.base.arguments import MOST_DEPTH
 from eagle_runtime.base.errors import ConstraintError
 from eagle_runtime.sampling.constraint import lark_text
 from eagle_runtime.sampling.schemas import COMBINING, OF_ARRAYS, OF_OBJECTS
-from eagle_runtime.sampling.tagged_grammar import impossible, key_pattern, members_of, schema_of, string_rules
+from eagle_runtime.sampling.tagged_grammar import (
+    impossible,
+    in_commas,
+    key_pattern,
+    members_of,
+    schema_of,
+    string_rules,
+)
 from eagle_runtime.text.call_formats import CallFormat
 from eagle_runtime.text.quoted_values import NAME, in_order, value_written
 from eagle_runtime.text.tagged_values import split
@@ -78,22 +85,12 @@ class _Writer:
                 parts.append((f"{lark_text(f'{key}:')} {rule}", key in required))
             elif key in required:
                 return None
-        options, after = ['""'], ""
+        others = ""
         if more is not False and (rule := self.value(more)):
             word = f"KEY{own.upper()}"
             self.rules[word] = key_pattern(NAME, properties)
-            after = f'("," {word} ":" {rule})*'
-            options.append(f'{word} ":" {rule} {after}')
-        first = next((number for number, (_, always) in enumerate(parts) if always), None)
-        if first is not None:
-            texts = [*(f'({part} ",")?' for part, _ in parts[:first]), parts[first][0]]
-            texts += [f'"," {part}' if always else f'("," {part})?' for part, always in parts[first + 1 :]]
-            return " ".join([*texts, after]).rstrip()
-        for number, (part, _) in reversed(list(enumerate(parts))):
-            options.append(f"{part} {after}")
-            rest = f"{own}t{number}"
-            self.rules[rest], after = f'("," {part})? {after}', rest
-        return " | ".join(options)
+            others = f'{word} ":" {rule}'
+        return in_commas(own, parts, others, '","', self.rules)
 
     def _options(self, own: str, schema: Any) -> list[str]:
         both, begin = split(schema, self._root), self._lit(self._quote)

@@ -57,20 +57,13 @@ def tagged_rules(
     tags = form.tagged
     assert tags is not None
     schema, refuse = schema_of(tool, form, must_follow=must_follow)
-    guidance = schema["x-guidance"]
     properties, required, more = members_of(schema)
-    whole = {key: value for key, value in schema.items() if key not in ("$defs", "definitions", "x-guidance")}
-    defined = {key: dict(part) for key in ("$defs", "definitions") if isinstance(part := schema.get(key), Mapping)}
-    shared = _moved({"definitions": {}, **defined, "$defs": {**defined.get("$defs", {}), WHOLE: whole}})
+    alone = standing_alone(schema)
     rules, parts = {name: ""}, []
     for number, (key, value) in enumerate([*properties.items(), ("", more)]):
         own = f"{name}v{number}"
         extra = number == len(properties)
-        written = (
-            _value_rules(own, value, schema, tags, lit, shared, guidance, refuse)
-            if not extra or more is not False
-            else {}
-        )
+        written = _value_rules(own, value, schema, tags, lit, alone, refuse) if not extra or more is not False else {}
         if not written:  # nothing fits the schema
             if key in required:
                 raise impossible(tool, key)
@@ -120,6 +113,39 @@ def key_pattern(name: re.Pattern[str], properties: Iterable[str]) -> str:
     return f"/{name.pattern}/ & ~/({taken})/" if taken else f"/{name.pattern}/"
 
 
+def standing_alone(schema: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], str]:
+    """Returns what makes a rule of JSON of a part of a schema, with the definitions that it refers to."""
+    whole = {key: value for key, value in schema.items() if key not in ("$defs", "definitions", "x-guidance")}
+    defined = {key: dict(part) for key in ("$defs", "definitions") if isinstance(part := schema.get(key), Mapping)}
+    shared = _moved({"definitions": {}, **defined, "$defs": {**defined.get("$defs", {}), WHOLE: whole}})
+
+    def rule(part: Mapping[str, Any]) -> str:
+        alone = _moved(part)
+        alone = {**_needed(alone, shared), **alone, "x-guidance": schema["x-guidance"]}
+        return f"%json {json.dumps(alone, ensure_ascii=False)}"
+
+    return rule
+
+
+def in_commas(own: str, parts: Sequence[tuple[str, bool]], more: str, comma: str, rules: dict[str, str]) -> str:
+    """Returns what members with commas among them are: `parts`, with whether each must be there, and then any number of
+    `more`, which may be empty. rules: to which those that are needed for it are added; own: with which these begin."""
+    options, after = ['""'], ""
+    if more:
+        after = f"({comma} {more})*"
+        options.append(f"{more} {after}")
+    first = next((number for number, (_, always) in enumerate(parts) if always), None)
+    if first is not None:
+        texts = [*(f"({part} {comma})?" for part, _ in parts[:first]), parts[first][0]]
+        texts += [f"{comma} {part}" if always else f"({comma} {part})?" for part, always in parts[first + 1 :]]
+        return " ".join([*texts, after]).rstrip()
+    for number, (part, _) in reversed(list(enumerate(parts))):
+        options.append(f"{part} {after}")
+        rest = f"{own}t{number}"
+        rules[rest], after = f"({comma} {part})? {after}", rest
+    return " | ".join(options)
+
+
 def impossible(tool: Tool, key: str) -> ConstraintError:
     """Returns the error of an argument that is required and has no value."""
     return ConstraintError(f"{_where(tool)}: no value can be given for {key!r}, which is required; correct it")
@@ -131,8 +157,7 @@ def _value_rules(
     root: Mapping[str, Any],
     tags: TaggedValues,
     lit: Callable[[str], str],
-    shared: Mapping[str, Mapping[str, Any]],
-    guidance: Mapping[str, Any],
+    alone: Callable[[Mapping[str, Any]], str],
     refuse: Callable[[str], None],
 ) -> dict[str, str]:
     """The rules of a value with its closing tag; none where nothing fits."""
@@ -143,9 +168,7 @@ def _value_rules(
     if rules and "\n" not in tags.close and "<[" not in end:  # a string in JSON may hold the tag, which ends any text
         others = tuple(filter(None, map(_simple, others)))
     for number, other in enumerate(() if free else others):  # free text is all text; its reader tells them apart
-        alone = _moved(other)
-        alone = {**_needed(alone, shared), **alone, "x-guidance": guidance}
-        rules[f"{name}j{number}"] = f"%json {json.dumps(alone, ensure_ascii=False)}"
+        rules[f"{name}j{number}"] = alone(other)
         options.append(f"{name}j{number} {end} {gap}")
     if not options:
         return {}

@@ -259,25 +259,32 @@ class AnswerReader:
 
     def _arguments(self) -> list[Part]:
         """A JSON object, up to its last bracket."""
-        used = len(self._buffer)
+        text, ended = self._json()
+        if ended:
+            self._go(self._after)
+        return self._argued(text)
+
+    def _json(self) -> tuple[str, bool]:
+        """Takes what is there of an object, a list or a string in JSON off the buffer. Returns it, and whether it
+        ended."""
+        ended, used = False, len(self._buffer)
         for place, char in enumerate(self._buffer):
             if self._quoted:
                 self._quoted = self._escaped or char != '"'
                 self._escaped = char == "\\" and not self._escaped
+                ended = not self._quoted and self._depth == 0
             elif char == '"':
                 self._quoted = True
             elif char in "{[":
                 self._depth += 1
             elif char in "}]":
                 self._depth -= 1
-                if self._depth == 0:
-                    used = place + 1
-                    break
-        text = self._buffer[:used]
-        self._buffer = self._buffer[used:]
-        if text and self._depth == 0:
-            self._go(self._after)
-        return self._argued(text)
+                ended = self._depth == 0
+            if ended:
+                used = place + 1
+                break
+        text, self._buffer = self._buffer[:used], self._buffer[used:]
+        return text, ended
 
     def _after(self) -> list[Part]:
         return self._expect([self._call[2]], [self._next_call])

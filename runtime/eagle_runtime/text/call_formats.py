@@ -11,6 +11,7 @@ from typing import Any, Literal
 from eagle_runtime.base.arguments import short_repr
 from eagle_runtime.base.errors import RequestError
 from eagle_runtime.text.channels import Channels
+from eagle_runtime.text.keyword_values import arguments_written
 from eagle_runtime.text.quoted_values import members_written
 from eagle_runtime.text.tagged_values import TaggedValues
 
@@ -35,7 +36,8 @@ class CallFormat:
     led: white space that may stand before that.
     channels: of answers that are messages with heads, in which reasoning, text and calls stand; the other fields then
     say how prompts write calls. tagged: of arguments that are not a JSON object but values between tags. quote: what
-    stands before and after a string, of arguments with bare names in order (quoted_values.py)."""
+    stands before and after a string, of arguments with bare names in order (quoted_values.py). keywords: whether
+    arguments are written as Python's keywords are (keyword_values.py)."""
 
     name: str
     marks: tuple[str, ...]
@@ -59,6 +61,7 @@ class CallFormat:
     channels: Channels | None = None
     tagged: TaggedValues | None = None
     quote: str = ""
+    keywords: bool = False
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -96,6 +99,8 @@ class CallFormat:
         return f"{self.begin}{(self.between or '').join(texts)}{self.end}"
 
     def _arguments(self, arguments: Any) -> str:
+        if self.keywords:
+            return arguments_written(arguments)
         if self.quote:
             return members_written(arguments, self.quote)
         return json.dumps(arguments, ensure_ascii=False) if self.tagged is None else self.tagged.written(arguments)
@@ -311,6 +316,17 @@ GEMMA4 = CallFormat(
     thought=("<|channel>thought", "<channel|>"),
     quote='<|"|>',
 )
+# LFM2: a list of calls as Python writes them.
+LFM2 = CallFormat(
+    name="lfm2",
+    marks=("<|tool_list_start|>",),
+    trigger="<|tool_call_start|>",
+    begin="<|tool_call_start|>[",
+    call=("", "(", ")"),
+    between=", ",
+    end="]<|tool_call_end|>",
+    keywords=True,
+)
 # gpt-oss: OpenAI's harmony format; one call per answer.
 HARMONY = CallFormat(
     name="harmony",
@@ -323,7 +339,7 @@ HARMONY = CallFormat(
 # The first that a template speaks in is its format; the last one takes all.
 FORMATS = (
     HARMONY, DEEPSEEK, DEEPSEEK_V3_1, MISTRAL_IDS, MISTRAL_ARGS, MISTRAL, SMOLLM3, PHI4_MINI, SEED_OSS, QWEN3_CODER,
-    GLM4_5, GLM4_7, EXAONE4, HERMES, GRANITE, LLAMA, GEMMA3, GEMMA4, GENERIC,
+    GLM4_5, GLM4_7, EXAONE4, HERMES, GRANITE, LLAMA, GEMMA3, GEMMA4, LFM2, GENERIC,
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 from eagle_runtime.text.answer_form import AnswerForm
 from eagle_runtime.text.answer_reader import AnswerReader, Part, begun_marks
 from eagle_runtime.text.channels import JOINT, Heads
+from eagle_runtime.text.keyword_reader import KeywordReader
 from eagle_runtime.text.quoted_reader import QuotedReader
 from eagle_runtime.text.tagged_reader import TaggedReader
 
@@ -25,6 +26,8 @@ def reader_of(form: AnswerForm, specials: Mapping[str, int]) -> AnswerReader:
         return ChannelReader(form, specials)
     if form.use is not None and form.format.tagged is not None:
         return TaggedReader(form, specials)
+    if form.use is not None and form.format.keywords:
+        return KeywordReader(form, specials)
     return (QuotedReader if form.use is not None and form.format.quote else AnswerReader)(form, specials)
 
 
