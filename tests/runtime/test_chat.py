@@ -110,7 +110,7 @@ def test_an_error_without_a_terminal_is_one_line_and_status_2(chat_bundle: Path)
 
 def test_a_closed_input_is_the_end(chat_bundle: Path) -> None:
     done = subprocess.run(
-        ["bash", "-c", 'exec "$@" <&-', "bash", *command(chat_bundle)],
+        ["bash", "-c", 'exec "$@" <&-', "bash", *command(chat_bundle, "--backend", "cpu")],
         capture_output=True, text=True, env=environment(), timeout=PATIENCE_S,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
