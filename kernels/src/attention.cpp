@@ -215,6 +215,7 @@ ort::Status read(const Heads& node, Pass* pass, Attention* job, bool* several) {
   if (rows < 1 || rows > (1 << 20) || !rows_of(q, rows, node.heads, D) || !rows_of(k, rows, node.kv_heads, D) ||
       !rows_of(v, rows, node.kv_heads, D))
     return ort::error("ExactTreeAttention: q, k or v have another shape or type");
+  RETURN_IF_ERROR(read_cache(node, pass, 3, rows, job, several));
   const bool rotates = cosine.data != nullptr || sine.data != nullptr;
   const int64_t half = rotates ? cosine.dims[2] : 0;
   if (rotates && (half < 8 || half % 8 || half > D / 2 || !cosine.is(ort::FLOAT, 1, rows, half) ||
@@ -222,7 +223,6 @@ ort::Status read(const Heads& node, Pass* pass, Attention* job, bool* several) {
     return ort::error("ExactTreeAttention: cosine or sine have another shape or type");
   if (sinks.data != nullptr && !sinks.is(ort::FLOAT, node.heads))
     return ort::error("ExactTreeAttention: sinks have another shape or type");
-  RETURN_IF_ERROR(read_cache(node, pass, 3, rows, job, several));
   j.scale = node.scale, j.cap = node.cap, j.turned = 2 * half;
   for (int64_t t = 0; t < rows && node.window; t++)
     if (j.positions[t] < 0 || j.positions[t] > INT64_MAX / 2)

@@ -2,6 +2,7 @@
 
 constexpr float LOWEST = -3.0e38f;
 constexpr int64_t KEYS_AHEAD = 16, VALUES_AHEAD = 24, LINE_OF_CACHE = 64;  // columns that are fetched early; bytes
+constexpr int64_t WIDENED = 9;                                             // rows for which a key is made fp32 once
 constexpr int64_t LINE = BLOCK + 8;  // scores of a row; a few beyond the last may be written
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t within(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
@@ -39,11 +40,21 @@ static void by_scales(const Attention& job, float* s, int64_t rows, const B* at,
     }
 }
 
+// The same of any number of rows.
+template <class K>
+static inline void score_rows(const float* q, int64_t rows, const K* const* keys, int64_t width, float* out) {
+  int64_t r = 0;
+  for (; r + 3 <= rows; r += 3) score_tile<3>(q + r * width, width, keys, width, out + r * LINE, LINE);
+  if (rows - r == 2) score_tile<2>(q + r * width, width, keys, width, out + r * LINE, LINE);
+  if (rows - r == 1) score_tile<1>(q + r * width, width, keys, width, out + r * LINE, LINE);
+}
+
 // Scores of queries [rows, width] with `count` keys: key i lies at keys + which[i] * apart, or at keys + i * apart. out
 // [rows, LINE]; up to three values beyond `count` are overwritten.
 template <class K>
 static void scores(const Attention& job, const float* q, int64_t rows, const K* keys, int64_t apart,
                    const int32_t* which, int64_t count, float* out) {
+  const int64_t width = job.width;
   for (int64_t c = 0; c < count; c += 4) {
     const K* four[4];
     for (int64_t i = 0; i < 4; i++) {
@@ -53,11 +64,15 @@ static void scores(const Attention& job, const float* q, int64_t rows, const K* 
     if (which == nullptr)
       for (int64_t i = 0; i < 4 * apart; i += LINE_OF_CACHE / int64_t(sizeof(K)))
         __builtin_prefetch(keys + (c + KEYS_AHEAD) * apart + i);
-    int64_t r = 0;
-    for (; r + 3 <= rows; r += 3)
-      score_tile<3>(q + r * job.width, job.width, four, job.width, out + r * LINE + c, LINE);
-    if (rows - r == 2) score_tile<2>(q + r * job.width, job.width, four, job.width, out + r * LINE + c, LINE);
-    if (rows - r == 1) score_tile<1>(q + r * job.width, job.width, four, job.width, out + r * LINE + c, LINE);
+    if (sizeof(K) == sizeof(float) || rows < WIDENED) {
+      score_rows(q, rows, four, width, out + c);
+      continue;
+    }
+    float wide[4 * MOST_WIDTH];  // keys that many rows read are made fp32 once
+    for (int64_t i = 0; i < 4; i++)
+      for (int64_t d = 0; d < width; d += 8) store(wide + i * width + d, load(four[i] + d));
+    const float* const widened[4] = {wide, wide + width, wide + 2 * width, wide + 3 * width};
+    score_rows(q, rows, widened, width, out + c);
   }
   by_scales<false>(job, out, rows, keys, apart, which, count);
 }

@@ -48,6 +48,12 @@ static inline void four_sums(V a, V b, V c, V d, float* out) {
 static inline V halved(V a) {
   return _mm256_cvtph_ps(_mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }  // to fp16 and back
+static inline float largest_number_of(V v) {  // none of which is NaN
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+static inline bool has_nan(V v) { return _mm256_movemask_ps(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)) != 0; }
 // Sixteen values to the nearest whole numbers, -127 to 127; returns their sum.
 static inline int32_t narrow(const float* x, V factor, int8_t* out) {
   const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(load(x), factor));
@@ -271,11 +277,14 @@ static inline float sum_of(V v) {
   store(t, v);
   return sum_of_eight(t);
 }
-static inline float largest_of(V v) {
+static inline float largest_of(V v) {  // NaN, if one is
+#if defined(LANES_AVX2)
+  if (!has_nan(v)) return largest_number_of(v);  // comparisons of single numbers are branches that nobody foresees
+#endif
   float t[8];
   store(t, v);
   float m = t[0];
-  for (int i = 1; i < 8; i++) m = t[i] > m || t[i] != t[i] ? t[i] : m;  // NaN, if one is
+  for (int i = 1; i < 8; i++) m = t[i] > m || t[i] != t[i] ? t[i] : m;
   return m;
 }
 
