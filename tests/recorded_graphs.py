@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from convolution_graphs import convolution
 from eagle_export.recipes.blocks import Grid
 from expert_graphs import mixture
 from operator_graphs import Array, Heads, OneNode, instructions, product, random_blocks, sincos
@@ -60,6 +61,11 @@ def cases() -> list[tuple[OneNode, dict[str, Array], list[Array]]]:
             two = layers(rng, norms=norms)
             inputs = two.feeds(rng, length, parents)
             found.append((two.joined, inputs, two.joined.run(None, inputs)))
+        for kept, length, parents in [("float32", 0, [-1, 0, 0, 1]), ("float16", 130, [-1, 0, 0, 1, 1, 2, 5])]:
+            layer = convolution(rng, Heads(6, 3, 64, 32, rotated=False, kept=kept), 3, biased=length == 0)
+            inputs = layer.feeds(rng, length, parents)
+            step = layer.session()
+            found.append((step, inputs, step.run(None, inputs)))
         experts = mixture(rng, 6, 96, 64)
         step = experts.session()
         for rows in (1, 9):

@@ -53,7 +53,7 @@ def _biases(pairs: list[Any]) -> dict[str, Any]:
         name = f"logit_bias[{index}]"
         token, *added = a_list(pair, name) or [None]
         if len(added) != 1 or added[0] is False or isinstance(token, str):
-            raise unsupported(name, "is no pair of a token id and a number; send such pairs alone")
+            raise unsupported(name, "is not a pair of a token id and a number; send such pairs alone")
         found[str(integer(0)(token, f"{name}[0]"))] = added[0]
     return found
 
