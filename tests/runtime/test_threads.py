@@ -30,6 +30,7 @@ from eagle_runtime.core import scheduler
 from eagle_runtime.core.generate import Cycle
 from eagle_runtime.core.target import Target
 from eagle_runtime.core.ticket_queue import Ticket, TicketQueue
+from eagle_runtime.sampling.noise import workers
 from insides import sessions_of, turns_of
 from patience import PATIENCE_S
 from thread_calls import TREE, Thread, cases
@@ -45,6 +46,9 @@ def model(bundle_of: Callable[..., Path]) -> Iterator[EagleModel]:
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
+    both = threading.Barrier(2)
+    for done in [workers().submit(both.wait, PATIENCE_S) for _ in range(2)]:  # they live as long as the process
+        done.result()
     before = set(threading.enumerate())
     yield
     left = set(threading.enumerate()) - before
