@@ -36,8 +36,8 @@ class ShortConvolution(nn.Module):
         new = (1, hidden_states.shape[1], *keys.shape[2:])
         shapes, dtypes = [hidden_states.shape, new, new], [hidden_states.dtype] * 3
         name = "::".join(CONVOLUTION)
-        out, *halves = torch.onnx.ops.symbolic_multi_out(name, inputs, dtypes=dtypes, shapes=shapes)
-        cache.new.append((halves[0], halves[1]))
+        out, new_keys, new_values = torch.onnx.ops.symbolic_multi_out(name, inputs, dtypes=dtypes, shapes=shapes)
+        cache.new.append((new_keys, new_values))
         mixed: Tensor = self.out_proj(out)
         return mixed
 

@@ -22,8 +22,8 @@ END = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionPart:
-    """What a node reads. inputs [1, T, 3 H]; past: both halves of what is cached, each in heads of a width; weight [H,
-    1, K]; bias [H] or None. tokens: K."""
+    """What a node reads. inputs [1, T, 3 H]; past: keys and values, of these heads and this width; weight [H, 1,
+    K]; bias [H] or None. tokens: K."""
 
     inputs: ir.Value
     past: tuple[ir.Value, ir.Value]
@@ -91,11 +91,15 @@ class Convolutions(Pass[ir.Node]):
     def _computed(
         self, op: Steps, part: ConvolutionPart, ancestors: list[Ancestor]
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """Returns the node's outputs: [1, T, H], and both halves of the new rows [1, T, heads, width]."""
+        """Returns the node's outputs: [1, T, H], and new keys and values [1, T, heads, width]."""
         before, after, x = insert_split(op.before, part.inputs, 3, axis=-1)
         rows = op("Mul", before, x)
-        halves = insert_split(op.before, rows, 2, axis=-1)
-        first, second = (op("Reshape", half, op.ints(1, -1, part.heads, part.width)) for half in halves)
+        flat, shaped = op.ints(1, -1, part.heads * part.width), op.ints(1, -1, part.heads, part.width)
+        new_keys, new_values = (op("Reshape", each, shaped) for each in insert_split(op.before, rows, 2, axis=-1))
+        all_rows: list[ir.Value] = []  # the new ones after the past, where heads do not keep their columns apart
+        if not self.in_heads:
+            pairs = zip(part.past, (new_keys, new_values), strict=True)
+            all_rows = [op("Concat", past, new, axis=1) for past, new in pairs]
 
         def weighted(back: int, row: ir.Value) -> ir.Value:
             place = part.tokens - 1 - back
@@ -104,7 +108,6 @@ class Convolutions(Pass[ir.Node]):
 
         def found(ancestor: Ancestor) -> ir.Value:
             """[1, T, H]"""
-            flat = op.ints(1, -1, part.heads * part.width)
             if self.in_heads:
                 # keys [heads, C, width], values [heads, pieces, C, width / pieces]
                 keys, values = (op("Gather", past, ancestor.column, axis=1 + n) for n, past in enumerate(part.past))
@@ -112,8 +115,6 @@ class Convolutions(Pass[ir.Node]):
                 old = op("Concat", *(op("Reshape", each, flat) for each in rows_first), axis=-1)
                 one = op("Where", ancestor.committed, old, op("Gather", rows, ancestor.row, axis=1))
             else:
-                pairs = zip(part.past, (first, second), strict=True)
-                all_rows = [op("Concat", past, new, axis=1) for past, new in pairs]
                 taken = [op("Gather", each, ancestor.column, axis=1) for each in all_rows]
                 one = op("Concat", *(op("Reshape", each, flat) for each in taken), axis=-1)
             return op("Where", ancestor.there, one, op("CastLike", op.number(0), one))
@@ -123,7 +124,7 @@ class Convolutions(Pass[ir.Node]):
             total = op("Add", total, weighted(back, found(ancestor)))
         if part.bias is not None:
             total = op("Add", total, part.bias)
-        return op("Mul", after, total), first, second
+        return op("Mul", after, total), new_keys, new_values
 
     def _ancestor(self, op: Steps, model: ir.Model, keys: ir.Value, back: int) -> Ancestor:
         """keys: a past of keys."""
