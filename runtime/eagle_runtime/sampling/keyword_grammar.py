@@ -11,8 +11,8 @@ from typing import Any
 
 from eagle_runtime.sampling.constraint import lark_text
 from eagle_runtime.sampling.tagged_grammar import (
-    OF_OTHERS,
     OF_STRINGS,
+    check_keywords,
     impossible,
     in_commas,
     key_pattern,
@@ -75,9 +75,7 @@ def _options(
         rules[options[-1]] = alone(part)
 
     for string in both.strings:
-        for keyword in string:
-            if keyword not in OF_STRINGS and keyword not in OF_OTHERS:
-                refuse(keyword)
+        check_keywords(string, refuse)
         if AS_JSON & string.keys():
             as_json(string)
         elif isinstance(string.get("enum"), list):

@@ -251,9 +251,7 @@ def _simple(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _pattern(schema: Mapping[str, Any], close: str, refuse: Callable[[str], None]) -> str | None:
     """What the text of a string must match, in Lark; None for any text."""
-    for keyword in schema:
-        if keyword not in OF_STRINGS and keyword not in OF_OTHERS:
-            refuse(keyword)
+    check_keywords(schema, refuse)
     parts = []
     kinds = {"minLength": int, "maxLength": int, "pattern": str, "format": str}
     wrong = [keyword for keyword, kind in kinds.items() if keyword in schema and type(schema[keyword]) is not kind]
@@ -279,6 +277,13 @@ def _pattern(schema: Mapping[str, Any], close: str, refuse: Callable[[str], None
     if parts[1:] or least or "pattern" in schema:  # else the closing tag ends the text where it first stands
         return " & ".join([*(f"/{part}/" for part in parts), f"~/{ANY}*{escaped(close)}{ANY}*/"])
     return f"/{parts[0]}/"
+
+
+def check_keywords(string: Mapping[str, Any], refuse: Callable[[str], None]) -> None:
+    """Refuses what a string's schema says that is neither about strings nor about other values alone."""
+    for keyword in string:
+        if keyword not in OF_STRINGS and keyword not in OF_OTHERS:
+            refuse(keyword)
 
 
 def _checks(schema: Mapping[str, Any]) -> Callable[[str], bool]:

@@ -4,47 +4,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
 
-from eagle_runtime.text.answer_form import AnswerForm
-from eagle_runtime.text.answer_reader import AnswerReader, Part
+from eagle_runtime.text.answer_reader import Part
 from eagle_runtime.text.keyword_values import WORDS, string_read
+from eagle_runtime.text.members_reader import MembersReader
 from eagle_runtime.text.quoted_values import word_read
 
 IN_STRING = re.compile(r"([^'\\]|\\.)*", re.DOTALL)
 WORD_END = re.compile(r"[,)]")
 
 
-class KeywordReader(AnswerReader):
-    """The parts of one answer. Arguments come out as a JSON object: strings, lists and objects piece by piece."""
+class KeywordReader(MembersReader):
+    """The parts of one answer, in a format with keywords. Strings, lists and objects come piece by piece."""
 
-    def __init__(self, form: AnswerForm, specials: Mapping[str, int]) -> None:
-        """form: of a format with keywords; specials: as in reader_of."""
-        super().__init__(form, specials)
-        self._inside: Callable[[], list[Part]] = self._keyword
-        self._count = 0
-
-    def _called(self, name: str, own_id: str = "") -> Part:
-        self._inside, self._count = self._keyword, 0
-        return super()._called(name, own_id)
-
-    def _arguments(self) -> list[Part]:
-        """All of a call after its name; what of it comes next is `_inside`."""
-        return self._inside()
-
-    def _keyword(self) -> list[Part]:
+    def _member(self) -> list[Part]:
         """A name, or the end of the arguments."""
         begun = self._buffer.lstrip(" \n,")
         if begun.startswith(self._call[2]):
-            self._buffer = begun
-            self._go(self._after)
-            return self._argued("}" if self._count else "{}")
+            return self._closed(begun)
         name, sign, rest = begun.partition("=")
         if not sign:
             return []
         self._buffer, self._inside = rest, self._value
-        self._count += 1
-        return self._argued(f"{'{' if self._count == 1 else ', '}{json.dumps(self._plain(name), ensure_ascii=False)}: ")
+        return self._argued(self._named(self._plain(name)))
 
     def _value(self) -> list[Part]:
         """The first sign of a string, a list or an object, or a whole word."""
@@ -59,7 +41,7 @@ class KeywordReader(AnswerReader):
         if end is None and not self._ended:
             return []
         word = begun if end is None else begun[: end.start()]
-        self._buffer, self._inside = begun[len(word) :], self._keyword
+        self._buffer, self._inside = begun[len(word) :], self._member
         word = self._plain(word).rstrip()
         if end is None:  # of a call that was cut off
             return self._argued(next((own[: len(word)] for name, own in WORDS.items() if name.startswith(word)), word))
@@ -71,12 +53,12 @@ class KeywordReader(AnswerReader):
         text, self._buffer = found[0], self._buffer[found.end() :]
         ended = self._buffer.startswith("'")
         if ended:
-            self._buffer, self._inside = self._buffer[1:], self._keyword
+            self._buffer, self._inside = self._buffer[1:], self._member
         said = json.dumps(string_read(self._plain(text)), ensure_ascii=False)[1:-1]
         return self._argued(said + '"' * ended)
 
     def _nested(self) -> list[Part]:
         text, ended = self._json()
         if ended:
-            self._inside = self._keyword
+            self._inside = self._member
         return self._argued(text)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from eagle_runtime.text.answer_form import AnswerForm
-from eagle_runtime.text.answer_reader import AnswerReader, Part, begun_marks
+from eagle_runtime.text.answer_reader import Part, begun_marks
+from eagle_runtime.text.members_reader import MembersReader
 from eagle_runtime.text.tagged_values import Looked, Split, schema_at, split
 
 
-class TaggedReader(AnswerReader):
+class TaggedReader(MembersReader):
     """The parts of one answer. Arguments come out as a JSON object: strings piece by piece, other values whole."""
 
     def __init__(self, form: AnswerForm, specials: Mapping[str, int]) -> None:
@@ -20,12 +20,7 @@ class TaggedReader(AnswerReader):
         assert tags is not None
         self._before, self._middle, self._value_end = map(self._marked, (tags.before, tags.middle, tags.close))
         self._parameters = {tool.name: tool.parameters for tool in form.use.tools} if form.use is not None else {}
-        self._inside: Callable[[], list[Part]] = self._parameter
-        self._split, self._count, self._looked = Split(), 0, Looked()
-
-    def _called(self, name: str, own_id: str = "") -> Part:
-        self._inside, self._count = self._parameter, 0
-        return super()._called(name, own_id)
+        self._split, self._looked = Split(), Looked()
 
     def _name(self) -> list[Part]:
         if self._call[1]:
@@ -39,11 +34,7 @@ class TaggedReader(AnswerReader):
         self._go(self._arguments, len(name))
         return [self._called(name)]
 
-    def _arguments(self) -> list[Part]:
-        """All of a call after its name; what of it comes next is `_inside`."""
-        return self._inside()
-
-    def _parameter(self) -> list[Part]:
+    def _member(self) -> list[Part]:
         """The name of a value, or the end of the arguments."""
         begun = self._buffer.lstrip()
         if begun.startswith(self._before):
@@ -55,26 +46,23 @@ class TaggedReader(AnswerReader):
             self._split = split(schema_at(parameters, name), parameters)
             raw = not self._split.others
             self._inside, self._looked = self._string if raw else self._value, Looked()
-            self._count += 1
-            head = f"{'{' if self._count == 1 else ', '}{json.dumps(name, ensure_ascii=False)}: "
+            head = self._named(name)
             return self._argued(f'{head}"' if raw else head)
         if self._before.startswith(begun):
             return []
-        self._buffer = begun
-        self._go(self._after)
-        return self._argued("}" if self._count else "{}")
+        return self._closed(begun)
 
     def _string(self) -> list[Part]:
         text, ended = self._string_until(self._value_end)
         if ended:
-            self._inside = self._parameter
+            self._inside = self._member
         return self._argued(text)
 
     def _value(self) -> list[Part]:
         place, self._looked = self._split.end_of(self._buffer, self._value_end, self._looked)
         if place >= 0:
             text, self._buffer = self._buffer[:place], self._buffer[place + len(self._value_end) :]
-            self._inside = self._parameter
+            self._inside = self._member
             return self._argued(self._split.text_of(self._plain(text)))
         if not self._ended:
             return []

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle_runtime.base.arguments import json_value
+from eagle_runtime.text.keyword_values import WORDS
 
 OTHER_TYPES = ("null", "boolean", "integer", "number", "array", "object")  # than string
 IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)  # of JSON, up to its end
@@ -88,7 +89,7 @@ class Split:
         if not self.others:
             return json.dumps(value, ensure_ascii=False)
         text = value.strip()
-        text = {"True": "true", "False": "false", "None": "null"}.get(text, text)  # as in Python, which some write
+        text = WORDS.get(text, text)  # as in Python, which some write
         try:
             read = json_value(text)
         except (ValueError, RecursionError):
