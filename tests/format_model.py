@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from eagle_runtime.sampling.answer_grammar import answer_constraint
@@ -19,6 +21,7 @@ from eagle_runtime.text.answer_reader import AnswerReader, Part
 from eagle_runtime.text.call_formats import CallFormat
 from eagle_runtime.text.channel_reader import reader_of
 from eagle_runtime.text.detokenizer import TextStream, Vocabulary
+from eagle_runtime.text.tools import ToolUse
 
 
 def told(row: CallFormat, text: str) -> str:
@@ -92,3 +95,39 @@ class Model:
         assert reader.calls and not reader.content.strip()
         calls = reader.calls if matcher.finished else reader.calls[:-1]
         return [(call.name, json.loads(call.arguments)) for call in calls]
+
+
+def one(schema: Any, **more: Any) -> dict[str, Any]:
+    """A schema of one required argument."""
+    return {"type": "object", "properties": {"a": schema}, "required": ["a"], **more}
+
+
+def form_with(row: CallFormat, schema: Mapping[str, Any], choice: str, **more: Any) -> AnswerForm:
+    """A form with two tools, f, whose arguments have this schema, and f2. more: of f."""
+    use = ToolUse.of([{"name": "f", "parameters": schema, **more}, {"name": "f2"}], choice)
+    assert use is not None
+    return AnswerForm(row, use)
+
+
+def names_drawn(
+    model: Model, row: CallFormat, schema: Mapping[str, Any], closing: Sequence[str], plain: str
+) -> set[str]:
+    """Draws answers at random from what the grammar allows, asserts that their arguments follow the schema, and returns
+    the names of these. closing: texts that end a value; plain: characters that are drawn rather than others."""
+    draw, properties = random.Random(3), list(schema["properties"])
+    ends = [model.tokenizer.encode(text, add_special_tokens=False).ids for text in closing]
+    likely = model.tokenizer.encode(plain, add_special_tokens=False).ids
+
+    def pick(allowed: list[int]) -> list[int]:
+        chosen = draw.choice([token for token in likely if token in allowed] or allowed)
+        ending = [end for end in ends if end[0] in allowed]
+        return draw.choice(ending) if ending and draw.random() < 0.3 else [chosen]
+
+    names: set[str] = set()
+    for number in range(2 * len(properties)):
+        wanted = {**schema, "required": [*properties, *properties][number % len(properties) :][:3]}
+        for called, arguments in model.drawn_calls(form_with(row, wanted, "required"), pick):
+            if called == "f":
+                Draft202012Validator(wanted).validate(arguments)
+                names |= set(arguments)
+    return names

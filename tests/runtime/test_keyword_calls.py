@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +12,7 @@ from jsonschema import Draft202012Validator
 from eagle_runtime import ConstraintError
 from eagle_runtime.text.answer_form import AnswerForm
 from eagle_runtime.text.call_formats import format_named
-from eagle_runtime.text.tools import ToolUse
-from format_model import Model
+from format_model import Model, form_with, names_drawn, one
 
 ROW = format_named("lfm2")
 MODELS = {special: Model(ROW, special) for special in (False, True)}
@@ -53,14 +51,7 @@ ARGUMENTS: list[dict[str, Any]] = [
 
 
 def form_of(schema: Mapping[str, Any] = SCHEMA, choice: str = "required", **more: Any) -> AnswerForm:
-    use = ToolUse.of([{"name": "f", "parameters": schema, **more}, {"name": "f2"}], choice)
-    assert use is not None
-    return AnswerForm(ROW, use)
-
-
-def one(schema: Any, **more: Any) -> dict[str, Any]:
-    """A schema of one required argument."""
-    return {"type": "object", "properties": {"a": schema}, "required": ["a"], **more}
+    return form_with(ROW, schema, choice, **more)
 
 
 def written(text: str) -> str:
@@ -153,21 +144,5 @@ def test_schemas_that_cannot_be_followed(schema: Any, says: str) -> None:
 @pytest.mark.parametrize("special", [False, True], ids=["text", "special tokens"])
 def test_whatever_may_be_written_follows_the_schema(special: bool) -> None:
     """Answers drawn at random from what the grammar allows, read and compared with the schema."""
-    model, draw = MODELS[special], random.Random(3)
-    ends = [model.tokenizer.encode(text, add_special_tokens=False).ids for text in ("'", '"', "]", "}", ")")]
-    plain = model.tokenizer.encode("ab1 -.,:{}[]\"'\\(=/", add_special_tokens=False).ids
-
-    def pick(allowed: list[int]) -> list[int]:
-        chosen = draw.choice([token for token in plain if token in allowed] or allowed)
-        closing = [end for end in ends if end[0] in allowed]
-        return draw.choice(closing) if closing and draw.random() < 0.3 else [chosen]
-
-    names: set[str] = set()
-    for number in range(2 * len(PROPERTIES)):
-        required = [*PROPERTIES, *PROPERTIES][number % len(PROPERTIES) :][:3]
-        schema = {**SCHEMA, "required": required}
-        for called, arguments in model.drawn_calls(form_of(schema), pick):
-            if called == "f":
-                Draft202012Validator(schema).validate(arguments)
-                names |= set(arguments)
+    names = names_drawn(MODELS[special], ROW, SCHEMA, ("'", '"', "]", "}", ")"), "ab1 -.,:{}[]\"'\\(=/")
     assert len(names) > 8

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 import re
 import shutil
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from eagle_runtime.text.answer_form import AnswerForm, chat_prompt
 from eagle_runtime.text.call_formats import format_named
 from eagle_runtime.text.tokenizer import Text
 from eagle_runtime.text.tools import ToolUse
-from format_model import Model
+from format_model import Model, form_with, names_drawn, one
 
 ROW = format_named("gemma4")
 MODELS = {special: Model(ROW, special) for special in (False, True)}
@@ -66,14 +65,7 @@ ARGUMENTS: list[dict[str, Any]] = [
 
 
 def form_of(schema: Mapping[str, Any] = SCHEMA, choice: str = "required", **more: Any) -> AnswerForm:
-    use = ToolUse.of([{"name": "f", "parameters": schema, **more}, {"name": "f2"}], choice)
-    assert use is not None
-    return AnswerForm(ROW, use)
-
-
-def one(schema: Any, **more: Any) -> dict[str, Any]:
-    """A schema of one required argument."""
-    return {"type": "object", "properties": {"a": schema}, "required": ["a"], **more}
+    return form_with(ROW, schema, choice, **more)
 
 
 def accepts(schema: Mapping[str, Any], *values: Any, **more: Any) -> list[bool]:
@@ -283,22 +275,5 @@ def test_schemas_that_are_followed_in_part() -> None:
 @pytest.mark.parametrize("special", [False, True], ids=["text", "special tokens"])
 def test_whatever_may_be_written_follows_the_schema(special: bool) -> None:
     """Answers drawn at random from what the grammar allows, read and compared with the schema."""
-    model, draw = MODELS[special], random.Random(3)
-    ends = [model.tokenizer.encode(text, add_special_tokens=False).ids for text in ('<|"|>', "]", "}")]
-    plain = model.tokenizer.encode('ab1 -.,:{}[]"\\\n<|/', add_special_tokens=False).ids
-
-    def pick(allowed: list[int]) -> list[int]:
-        chosen = draw.choice([token for token in plain if token in allowed] or allowed)
-        closing = [end for end in ends if end[0] in allowed]
-        return draw.choice(closing) if closing and draw.random() < 0.3 else [chosen]
-
-    names: set[str] = set()
-    for number in range(2 * len(PROPERTIES)):
-        required = [*PROPERTIES, *PROPERTIES][number % len(PROPERTIES) :][:3]
-        schema = {**SCHEMA, "required": required}
-        form = form_of(schema)
-        for called, arguments in model.drawn_calls(form, pick):
-            if called == "f":
-                Draft202012Validator(schema).validate(arguments)
-                names |= set(arguments)
+    names = names_drawn(MODELS[special], ROW, SCHEMA, ('<|"|>', "]", "}"), 'ab1 -.,:{}[]"\\\n<|/')
     assert len(names) > 8

@@ -17,8 +17,7 @@ from eagle_runtime.sampling.tagged_grammar import FORMATS, whole_pattern
 from eagle_runtime.text.answer_form import AnswerForm
 from eagle_runtime.text.call_formats import format_named, recognised
 from eagle_runtime.text.tagged_values import Looked, split
-from eagle_runtime.text.tools import ToolUse
-from format_model import Model
+from format_model import Model, form_with, one
 
 NAMES = ("qwen3-coder", "glm4_5", "glm4_7")
 MODELS = {name: Model(format_named(name), special) for name, special in zip(NAMES, (False, True, False), strict=True)}
@@ -45,19 +44,8 @@ TEXTS = (
 )  # fmt: skip
 
 
-def use_of(schema: Mapping[str, Any] = SCHEMA, choice: str = "required", **more: Any) -> ToolUse:
-    use = ToolUse.of([{"name": "f", "parameters": schema, **more}, {"name": "f2"}], choice)
-    assert use is not None
-    return use
-
-
 def form_of(name: str, schema: Mapping[str, Any] = SCHEMA, choice: str = "required", **more: Any) -> AnswerForm:
-    return AnswerForm(format_named(name), use_of(schema, choice, **more))
-
-
-def one(schema: Any, **more: Any) -> dict[str, Any]:
-    """A schema of one required argument."""
-    return {"type": "object", "properties": {"a": schema}, "required": ["a"], **more}
+    return form_with(format_named(name), schema, choice, **more)
 
 
 def accepts(name: str, schema: Mapping[str, Any], *values: Any, choice: str = "required") -> list[bool]:
