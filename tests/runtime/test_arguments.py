@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import math
+import pickle
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -50,12 +52,18 @@ def test_a_length_of_none(model_of: Callable[..., EagleModel]) -> None:
         model_of("eagle1").stream(PROMPT, max_new_tokens=None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["top_k", "temperature", "top_p", "logit_bias"])
+@pytest.mark.parametrize("name", ["top_k", "temperature", "top_p", "logit_bias", "stop"])
 def test_none_is_what_the_model_recommends(name: str, model_of: Callable[..., EagleModel]) -> None:
     settings: dict[str, Any] = {"max_new_tokens": 4, "seed": 3}
     model = model_of("eagle1")
     none: dict[str, Any] = {name: None}
     assert model.generate(PROMPT, **settings, **none).token_ids == model.generate(PROMPT, **settings).token_ids
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_model_is_not_copied(copied: Callable[[EagleModel], Any], model_of: Callable[..., EagleModel]) -> None:
+    with pytest.raises(TypeError, match=r"load the bundle there, or call twin\(\)"):
+        copied(model_of("eagle1"))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from eagle_runtime.app.batch import batch
 from eagle_runtime.app.conversation import Conversation
@@ -102,6 +102,11 @@ class EagleModel:
         if not self.has_twins:
             raise RequestError(f"a model on {self.backend} has no twins; load the bundle once more")
         return EagleModel(self._turns.bundle.with_new_caches())
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an EagleModel is not copied, nor sent to another process; load the bundle there, or call twin()"
+        )
 
     @property
     def has_twins(self) -> bool:

@@ -48,7 +48,8 @@ def end_of(settings: Settings, room: int, eos_token_ids: Iterable[int], text: Te
     RequestError."""
     limit = checked_int("max_new_tokens", settings.get("max_new_tokens", MOST_NEW_TOKENS), 1)
     least = checked_int("min_new_tokens", settings.get("min_new_tokens", 0), 0, limit)
-    strings, special = _stop_strings(settings.get("stop", ()), text)
+    stop = settings.get("stop")
+    strings, special = _stop_strings(() if stop is None else stop, text)
     eos = frozenset(() if settings.get("ignore_eos") else eos_token_ids)
     stop_ids = frozenset({*checked_ids("stop_token_ids", settings.get("stop_token_ids", ())), *special})
     return End(min(limit, room), "max_new_tokens" if limit <= room else "context_full", eos, stop_ids, strings, least)

@@ -19,7 +19,7 @@ class Settings(TypedDict, total=False):
 
     max_new_tokens: int
     min_new_tokens: int
-    stop: str | Sequence[str]
+    stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     logprobs: int | None
