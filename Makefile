@@ -1,4 +1,4 @@
-# `make test` and `make demo` each set up .venv by themselves on a machine with Python 3.10+ and a network.
+# `make test` and `make demo` each set up .venv by themselves on a machine with Python 3.11+ and a network.
 # torch is pinned: 2.13.0 is the release that was tried; set TORCH= to use what a platform offers.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0

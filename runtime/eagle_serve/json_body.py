@@ -23,7 +23,7 @@ async def read_json(receive: Receive, limits: Limits) -> dict[str, Any]:
     too long, 400 for one that is not a JSON object; and ConnectionError if the client goes away meanwhile."""
     try:
         body = await asyncio.wait_for(_read(receive, limits.body_bytes), limits.body_s)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         reason = f"the body did not arrive within {limits.body_s:g} s"
         raise ApiError(408, "request_timeout", reason, headers=CLOSE) from None
     return parse_json(body, limits.depth)

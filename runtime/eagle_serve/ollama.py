@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from eagle_runtime.text.call_formats import recognised
@@ -237,4 +237,4 @@ def _details(engine: Engine) -> dict[str, Any]:
 
 
 def _time(engine: Engine) -> str:
-    return datetime.fromtimestamp(engine.created, timezone.utc).isoformat().replace("+00:00", "Z")
+    return datetime.fromtimestamp(engine.created, UTC).isoformat().replace("+00:00", "Z")

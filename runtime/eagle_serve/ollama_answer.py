@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from eagle_runtime import Part, Piece, Result
@@ -19,7 +19,7 @@ from eagle_serve.jobs import Job
 
 def head(engine: Engine, body: Body) -> dict[str, Any]:
     """What every line begins with: the model by the name that was asked for."""
-    now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
+    now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     return {"model": body.get("model") or f"{engine.names[0]}:latest", "created_at": now}
 
 
