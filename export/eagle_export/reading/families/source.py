@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
+from eagle_export.base.errors import ExportError
 from eagle_export.base.quiet import quiet
 from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.reading.families.family import Config, Experts
@@ -29,9 +30,9 @@ class _Lazy:
         return self._tensor.read()
 
 
-def load_source(source: Path | Checkpoint) -> Any:
-    """source: a folder or a GGUF file, or the checkpoint that was opened of it. Returns its model in fp32, for
-    inference. Raises ExportError for an unknown family, and whatever transformers raises."""
+def load_source(source: Path | Checkpoint, dtype: torch.dtype = torch.float32) -> Any:
+    """source: a folder or a GGUF file, or the checkpoint that was opened of it. Returns its model in a type, for
+    inference. Raises ExportError for an unknown family or a missing tensor, and whatever transformers raises."""
     checkpoint = open_target(source) if isinstance(source, Path) else source
     family = family_of(checkpoint)
     cls = family.model_class()
@@ -44,15 +45,20 @@ def load_source(source: Path | Checkpoint) -> Any:
     elif made:
         state["state_dict"] = {name: _Lazy(tensor) for name, tensor in checkpoint.tensors.items()}
     with quiet("transformers"), _without_bars():
-        model = cls.from_pretrained(
+        model, loaded = cls.from_pretrained(
             None if made else checkpoint.folder,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
-            dtype=torch.float32,
+            dtype=dtype,
             attn_implementation=attention_of(checkpoint),
             config=config,
+            output_loading_info=True,
             **state,
+        )
+    if missing := sorted(loaded["missing_keys"]):  # which transformers fills with random numbers
+        raise ExportError(
+            f"{checkpoint.folder}: tensor {missing[0]!r} is missing; the checkpoint is incomplete or of another kind"
         )
     return model.eval()
 
