@@ -68,8 +68,7 @@ def text_of(target: FrozenTarget, texts: int, length: int, prompt: int) -> tuple
     mask = torch.zeros(texts, length, dtype=torch.bool)
     mask[:, prompt:] = True
     states = target.states(ids, block_taps(8))
-    lm_head = target.model.lm_head.weight
-    said = StateLogits(states.last, lm_head, *likeliest(states.last, lm_head, torch.ones_like(mask)))
+    said = StateLogits(states.last, target.lm_head, *likeliest(states.last, target.lm_head, torch.ones_like(mask)))
     return Batch(ids, mask), Taught(states.features, said, states.last)
 
 

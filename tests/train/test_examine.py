@@ -21,7 +21,7 @@ from eagle_train.examine import EVAL_WINDOWS, examine
 from eagle_train.head import new_head, shape_of
 from eagle_train.objective import measure
 from eagle_train.target import FrozenTarget
-from eagle_train.taught import Batch, StateLogits, Taught, likeliest
+from eagle_train.taught import Batch, LmHead, StateLogits, Taught, likeliest
 
 CPU = torch.device("cpu")
 
@@ -65,7 +65,7 @@ def test_windows_of_all_files_are_measured_in_the_targets_precision(
 
 def test_what_the_target_says_is_not_rounded_where_a_head_computes_in_bfloat16() -> None:
     torch.manual_seed(0)
-    states, lm_head, rows = torch.randn(1, 5, 16), torch.randn(40, 16), torch.arange(5)
+    states, lm_head, rows = torch.randn(1, 5, 16), LmHead(torch.randn(40, 16)), torch.arange(5)
     said = StateLogits(states, lm_head, *likeliest(states, lm_head, torch.ones(1, 5, dtype=torch.bool)))
     with torch.autocast("cpu", torch.bfloat16):
         inside = said.logits(rows, None)

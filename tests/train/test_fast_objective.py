@@ -22,13 +22,15 @@ from eagle_train.metrics import Tally
 from eagle_train.objective import Vocabulary, eagle1_objective, eagle3_objective
 from eagle_train.precision import unhalved
 from eagle_train.rows import reaching, unroll_rows
-from eagle_train.taught import LOGIT_ROWS, Batch, StateLogits, Taught, WholeLogits, likeliest
+from eagle_train.taught import LOGIT_ROWS, Batch, LmHead, StateLogits, Taught, WholeLogits, likeliest
 from plain_objective import distribution_loss, plain_eagle1, plain_eagle3
 from tiny_heads import build_head, golden_head, one_path, tiny
 
 STEPS = 4
 KEPT = torch.tensor([0, 2, 3, 5, 7, 8, 10])
 CPU = torch.device("cpu")
+# What families make of the output of their LM heads: nothing, Granite, Gemma.
+FINISHED = (lambda logits: logits, lambda logits: logits / 4, lambda logits: 3 * (logits / 3).tanh())
 
 
 def texts() -> Batch:
@@ -96,11 +98,12 @@ def test_a_batch_that_teaches_nothing_has_no_loss(kernels: str) -> None:
     assert tally.read().accuracy == (0.0,) * STEPS
 
 
-def test_eagle1_is_its_plain_form() -> None:
+@pytest.mark.parametrize("finished", FINISHED)
+def test_eagle1_is_its_plain_form(finished: Callable[[Tensor], Tensor]) -> None:
     head, shape = tiny("eagle1")
     assert isinstance(head, Eagle1Head)
     head.embed_tokens.requires_grad_(False)
-    head.lm_head.requires_grad_(False)
+    head.lm_head = LmHead(head.lm_head.weight, finished)
     batch = texts()
     features, logits = torch.randn(3, 14, 24), torch.randn(3, 14, 11) * 2
     noise = torch.randn(3, 14, 24) * 0.1
@@ -173,11 +176,12 @@ def test_the_loss_that_gpus_compile_is_the_loss() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_what_states_say_is_what_their_logits_say() -> None:
+@pytest.mark.parametrize("finished", FINISHED)
+def test_what_states_say_is_what_their_logits_say(finished: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(2)
-    states, lm_head = torch.randn(2, LOGIT_ROWS["cpu"], 6), torch.randn(40, 6)
+    states, lm_head = torch.randn(2, LOGIT_ROWS["cpu"], 6), LmHead(torch.randn(40, 6), finished)
     asked = torch.rand(2, LOGIT_ROWS["cpu"]) < 0.8
-    logits = states @ lm_head.T
+    logits = finished(states @ lm_head.weight.T)
     said, whole = StateLogits(states, lm_head, *likeliest(states, lm_head, asked)), WholeLogits(logits)
     assert torch.equal(said.best[asked], whole.best[asked])
     rows, kept = torch.nonzero(asked.flatten()).flatten()[::7], torch.tensor([3, 9, 30])

@@ -27,12 +27,15 @@ from eagle_train.dialogues import Prompts, user_header
 from eagle_train.errors import TrainError
 from eagle_train.generate import Asker, _run_of
 from eagle_train.graphed import GraphedSampler
+from eagle_train.padded import PaddedSampler
 from eagle_train.partial import PartialFile
 from eagle_train.sampling import choose, cut_loop, uniform
 from eagle_train.target import FrozenTarget
+from listed_requests import Listed
 from text_targets import CHAT, EOS, text_target
 
 VOCAB = 61
+Sampler = type[TargetSampler] | type[GraphedSampler] | type[PaddedSampler]
 DIALOGUE = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
 
 
@@ -67,16 +70,6 @@ def target(folder: Path) -> FrozenTarget:
     return FrozenTarget(folder, torch.device("cpu"))
 
 
-class Listed:
-    """Requests of a list."""
-
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self.left = list(requests)
-
-    def take(self) -> Request | None:
-        return self.left.pop(0) if self.left else None
-
-
 def prompts(lengths: Sequence[int]) -> list[list[int]]:
     choices = np.random.default_rng(1)
     return [choices.integers(0, VOCAB, length).tolist() for length in lengths]
@@ -86,17 +79,15 @@ def answers(
     target: FrozenTarget,
     requests: Sequence[Request],
     rows: int,
-    kind: type[TargetSampler] | type[GraphedSampler] = TargetSampler,
+    kind: Sampler = TargetSampler,
 ) -> dict[int, list[int]]:
     ended = list(kind(target, rows).answers(Listed(requests)))
     assert len(ended) == len(requests)
     return {request.number: tokens for request, tokens in ended}
 
 
-@pytest.mark.parametrize("kind", [TargetSampler, GraphedSampler])
-def test_rows_that_are_refilled_write_what_each_writes_alone(
-    target: FrozenTarget, kind: type[TargetSampler] | type[GraphedSampler]
-) -> None:
+@pytest.mark.parametrize("kind", [TargetSampler, GraphedSampler, PaddedSampler])
+def test_rows_beside_others_write_what_each_writes_alone(target: FrozenTarget, kind: Sampler) -> None:
     """Across the ends of buckets and up to the end of the context, against the reference's own forward pass."""
     lengths = (1, 5, BUCKET - 3, BUCKET, BUCKET + 1, 3 * BUCKET - 4, 40, 2, 2 * BUCKET - 1, 7)
     limits = (140, 3, 9, 9, 8, 50, 20, 1, 12, 30)

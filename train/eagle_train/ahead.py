@@ -52,12 +52,12 @@ def new_heads(shape: HeadConfig, target: FrozenTarget) -> HeadsAhead:
                 parameter.zero_()
             if isinstance(block.res_connection, torch.nn.Linear):
                 block.res_connection.weight[:, : shape.hidden_size] = torch.eye(shape.hidden_size)
-        head.lm_head.weight.copy_(target.model.lm_head.weight)
+        head.lm_head.weight.copy_(target.own_lm_head)
         if head.lm_head.bias is not None:
             head.lm_head.bias.zero_()
     heads.to(target.device)
     if heads.grounded:
-        heads.embed_tokens = target.model.model.embed_tokens
+        heads.embed_tokens = target.embedding
     return heads
 
 

@@ -9,7 +9,7 @@ Shapes: N rows, T tokens of a prompt, L layers, D width of a head, A heads, K ke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -78,6 +78,16 @@ class Row:
     tokens: list[int] = field(default_factory=list)
 
 
+def take_in(row: Row, token: int, eos: Collection[int], context: int) -> bool:
+    """Adds a token to an answer. Returns whether the answer has ended."""
+    row.tokens.append(token)
+    sampling, room = row.request.sampling, context - len(row.request.ids)
+    start = loop_start(row.tokens) if sampling.cut_loops else None
+    if start is not None:
+        del row.tokens[start:]
+    return start is not None or token in eos or len(row.tokens) >= min(sampling.max_new_tokens, room)
+
+
 class Bucket:
     """The rows of at most `room` tokens, without gaps. keys, values [N or more, L, K, room, D]."""
 
@@ -128,7 +138,7 @@ class TargetSampler:
 
     def __init__(self, target: FrozenTarget, rows: int) -> None:
         self.vocab_size = target.vocab_size
-        self.context = int(target.config.max_position_embeddings)
+        self.context = target.context
         self._target, self._threads = target, torch.get_num_threads()
         workers = min(self._threads, rows) if target.device.type == "cpu" else 1
         self._rows = -(-rows // workers)
@@ -177,7 +187,7 @@ class Slots:
 
     def __init__(self, target: FrozenTarget, decoder: Decoder) -> None:
         self._target, self._decoder = target, decoder
-        self._context = int(target.config.max_position_embeddings)
+        self._context = target.context
         self._kv_heads, self._group, self._width = decoder.kv_heads, decoder.group, decoder.width
         weight = target.model.model.embed_tokens.weight
         self._like = weight.new_empty(len(decoder.layers), self._kv_heads, 0, self._width)
@@ -279,12 +289,7 @@ class Slots:
         tokens = choose(logits, [(row.request.sampling, row.request.number, len(row.tokens)) for row in rows])
         ended, staying = [], []
         for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
-            row.tokens.append(token)
-            sampling, room = row.request.sampling, self._context - len(row.request.ids)
-            start = loop_start(row.tokens) if sampling.cut_loops else None
-            if start is not None:
-                del row.tokens[start:]
-            if start is not None or token in self._target.eos or len(row.tokens) >= min(sampling.max_new_tokens, room):
+            if take_in(row, token, self._target.eos, self._context):
                 ended.append(row)
             else:
                 staying.append(place)

@@ -36,7 +36,7 @@ class OnlineTeacher:
 
     def teach(self, windows: Windows, indices: Sequence[int], batch: Batch) -> Taught:
         states = self._target.states(batch.ids, self._taps)
-        lm_head = self._target.model.lm_head.weight
+        lm_head = self._target.lm_head
         said = StateLogits(states.last, lm_head, *likeliest(states.last, lm_head, batch.asked))
         return Taught(states.features, said, states.last)
 

@@ -71,7 +71,6 @@ def start_block(head: BlockHead, target: FrozenTarget) -> None:
     """Set an untrained head to what the target offers: MLPs of its last layers if they have the head's size, the last
     tap as what is read, a mask as large as a token, and values that pass whole if there are as many key/value heads as
     heads. Transitions add nothing at first."""
-    model = target.model.model
     width, spread = target.hidden_size, float(target.model.model.embed_tokens.weight.float().std())
     whole = torch.eye(width, device=target.device)
     with torch.no_grad():
@@ -88,10 +87,11 @@ def start_block(head: BlockHead, target: FrozenTarget) -> None:
         if head.markov_head is not None:
             head.markov_head.markov_w1.weight.normal_(0, head.markov_head.markov_w1.weight.shape[1] ** -0.5)
             head.markov_head.markov_w2.weight.zero_()
-        for layer, source in zip(reversed(list(head.layers)), reversed(list(model.layers)), strict=False):
+        for layer, source in zip(reversed(list(head.layers)), reversed(list(target.model.model.layers)), strict=False):
+            theirs = source.state_dict()
             for name, value in layer.mlp.state_dict().items():  # type: ignore[union-attr]
-                given = source.mlp.state_dict()[name]
-                if given.shape == value.shape:
+                given = theirs.get(f"mlp.{name}")  # families with experts or joined matrices have none
+                if given is not None and given.shape == value.shape:
                     value.copy_(given)
 
 

@@ -62,7 +62,7 @@ class CachedTeacher:
         last = self._state("last", windows, indices, batch)
         taps = [self._state(_tap(tap), windows, indices, batch) for tap in self._taps]
         best, lse = (self._rows(self._files[name], windows, indices, batch)[..., 0] for name in ("best", "lse"))
-        said = StateLogits(last, self._target.model.lm_head.weight, best.long(), lse)
+        said = StateLogits(last, self._target.lm_head, best.long(), lse)
         return Taught(torch.cat(taps, -1) if taps else last, said, last)
 
     def _state(self, name: str, windows: Windows, indices: Sequence[int], batch: Batch) -> Tensor:
@@ -138,7 +138,7 @@ def _compute(
     for indices in _batches(order, lengths, start):
         batch = gather(windows, indices, target.device)
         states = target.states(batch.ids, taps)
-        best, lse = likeliest(states.last, target.model.lm_head.weight, batch.asked)
+        best, lse = likeliest(states.last, target.lm_head, batch.asked)
         rows = {"last": _stored(states.last), "best": best[..., None].int(), "lse": lse[..., None]}
         if states.taps is not None:
             rows |= {_tap(tap): _stored(x) for tap, x in zip(taps, states.taps.chunk(len(taps), -1), strict=True)}

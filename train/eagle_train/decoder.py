@@ -1,4 +1,5 @@
-"""A pass of a Llama target over rows of tokens, with the attention left to the caller, who keeps keys and values.
+"""A pass of a target with Llama's layers over rows of tokens, with the attention left to the caller, who keeps keys and
+values.
 
 Shapes: N rows, D width of a head, A heads, K key/value heads, G = A / K, H hidden size.
 """
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
+from eagle_export.reading.families.registry import windows_of
 from eagle_train.attention import rotated
 from eagle_train.target import FrozenTarget
 
@@ -21,7 +23,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of a decoder layer, with those of one input joined."""
+    """Weights of a decoder layer, with those of one input joined. head_norms: of each head's queries and keys."""
 
     qkv: Tensor
     qkv_bias: Tensor | None
@@ -30,6 +32,7 @@ class Layer:
     gate_up_bias: Tensor | None
     down: Any
     norms: tuple[Tensor, Tensor]
+    head_norms: tuple[Tensor, Tensor] | None
 
 
 class Decoder:
@@ -38,9 +41,15 @@ class Decoder:
     def __init__(self, target: FrozenTarget) -> None:
         config, self._model = target.config, target.model.model
         self.layers = [_joined(layer) for layer in self._model.layers]
-        self.kv_heads, self.width = int(config.num_key_value_heads), int(config.head_dim)
+        self.kv_heads, self.width = target.family.rows(config)[0]
         self.group = int(config.num_attention_heads) // self.kv_heads
         self._eps, self._device = float(config.rms_norm_eps), target.device
+
+    @staticmethod
+    def fits(target: FrozenTarget) -> bool:
+        """Returns whether a target's layers are computed here."""
+        family, config = target.family, target.config
+        return family.as_llama and config.hidden_act == "silu" and not any(windows_of(family, config))
 
     def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Returns the hidden states [N, H] after the last norm of ids [N] at positions [N].
@@ -54,6 +63,11 @@ class Decoder:
             normed = rms_norm(stream, (stream.shape[-1],), layer.norms[0], self._eps)
             parts = torch.split(linear(normed, layer.qkv, layer.qkv_bias), split, -1)
             queries, keys, values = (part.reshape(len(ids), -1, self.width) for part in parts)
+            if layer.head_norms is not None:
+                queries, keys = (
+                    rms_norm(part, (self.width,), gain, self._eps)
+                    for part, gain in zip((queries, keys), layer.head_norms, strict=True)
+                )
             queries, keys = rotated(queries, cos, sin), rotated(keys, cos, sin)
             stream = stream + layer.out(attend(number, queries, keys, values))
             normed = rms_norm(stream, (stream.shape[-1],), layer.norms[1], self._eps)
@@ -68,7 +82,8 @@ def _joined(layer: Any) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     qkv = _join(attention.q_proj, attention.k_proj, attention.v_proj)
     norms = (layer.input_layernorm.weight, layer.post_attention_layernorm.weight)
-    return Layer(*qkv, attention.o_proj, *_join(mlp.gate_proj, mlp.up_proj), mlp.down_proj, norms)
+    head_norms = (attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else None
+    return Layer(*qkv, attention.o_proj, *_join(mlp.gate_proj, mlp.up_proj), mlp.down_proj, norms, head_norms)
 
 
 def _join(*parts: Any) -> tuple[Tensor, Tensor | None]:

@@ -17,16 +17,19 @@ from pathlib import Path
 import torch
 
 from eagle_calib.folder import claimed
+from eagle_export.reading.families.target import open_target
 from eagle_runtime.base.files import MANIFEST_NAME, file_sha256
 from eagle_train.answering import AnswerSampler, Request, TargetSampler
 from eagle_train.bundle_target import opened_sampler
 from eagle_train.config import Sampling
+from eagle_train.decoder import Decoder
 from eagle_train.dialogues import Dialogue, Prompts, next_question, user_header
 from eagle_train.errors import TrainError
 from eagle_train.graphed import GraphedSampler
+from eagle_train.padded import PaddedSampler
 from eagle_train.partial import PartialFile
 from eagle_train.progress import Progress, say
-from eagle_train.target import FrozenTarget, fingerprint, open_llama
+from eagle_train.target import FrozenTarget, fingerprint
 
 # Files of a target that decide how prompts are written and where answers end.
 TEXTS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
@@ -91,7 +94,7 @@ def generate_answers(
 def _run_of(target: Path, prompts: Path, sampling: Sampling, bundle: Path | None) -> str:
     """Returns a digest of what decides the answers."""
     settings = {name: value for name, value in asdict(sampling).items() if name != "batch_size"}
-    answers = fingerprint(open_llama(target)) if bundle is None else file_sha256(bundle / MANIFEST_NAME)
+    answers = fingerprint(open_target(target)) if bundle is None else file_sha256(bundle / MANIFEST_NAME)
     texts = {name: file_sha256(target / name) for name in TEXTS if (target / name).is_file()}
     parts = [settings, answers, texts, file_sha256(prompts)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
@@ -102,10 +105,12 @@ def _opened(target: Path, sampling: Sampling, device: str | None, bundle: Path |
     """Opens what answers: the target's weights or a bundle."""
     if bundle is None:
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        kind = GraphedSampler if where.type == "cuda" else TargetSampler
-        yield kind(FrozenTarget(target, where), sampling.batch_size)
+        frozen = FrozenTarget(target, where)
+        own = GraphedSampler if where.type == "cuda" else TargetSampler
+        kind = own if Decoder.fits(frozen) else PaddedSampler
+        yield kind(frozen, sampling.batch_size)
     else:
-        with opened_sampler(bundle, open_llama(target)) as sampler:
+        with opened_sampler(bundle, open_target(target)) as sampler:
             yield sampler
 
 

@@ -39,7 +39,7 @@ class GraphedSampler:
 
     def __init__(self, target: FrozenTarget, rows: int) -> None:
         self.vocab_size = target.vocab_size
-        self.context = int(target.config.max_position_embeddings)
+        self.context = target.context
         self._target, self._decoder, self._rows = target, Decoder(target), rows
 
     @torch.no_grad()

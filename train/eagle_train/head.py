@@ -39,7 +39,6 @@ from eagle_train.errors import TrainError
 from eagle_train.kinds import TRAINED, Layout
 from eagle_train.layouts import config_json, stored_name
 from eagle_train.objective import Vocabulary
-from eagle_train.precision import unhalved
 from eagle_train.target import FrozenTarget
 from eagle_train.ttt import Head
 
@@ -158,14 +157,13 @@ def new_head(
         cast(torch.nn.Module, head).to(target.device)
         if isinstance(head, BlockHead):
             start_block(head, target)
-    model = target.model
-    head.embed_tokens = _embedding(model.model.embed_tokens)
+    head.embed_tokens = target.embedding
     if isinstance(head, Eagle1Head):
-        head.lm_head = model.lm_head
+        head.lm_head = target.lm_head
     else:
         with torch.no_grad():
-            head.lm_head.weight.copy_(_lm_head_rows(model.lm_head.weight, vocabulary, given))
-            cast(Tensor, head.norm.weight).copy_(model.model.norm.weight)
+            head.lm_head.weight.copy_(_lm_head_rows(target.own_lm_head, vocabulary, given))
+            cast(Tensor, head.norm.weight).copy_(target.last_gain)
     if given is not None and given.config.kind == shape.kind:
         with torch.no_grad():
             for name, parameter in stored(head).items():
@@ -174,15 +172,6 @@ def new_head(
     if isinstance(head, Eagle1Head):
         _cut_inputs(head, shape.hidden_size, inputs)
     return head
-
-
-def _embedding(given: torch.nn.Embedding) -> torch.nn.Embedding:
-    """Returns the target's embedding, in fp32 where it is stored in fp16 (precision.unhalved)."""
-    single = unhalved(given.weight)
-    if single is given.weight:
-        return given
-    count, width = single.shape
-    return torch.nn.Embedding(count, width, _weight=single).requires_grad_(False)
 
 
 def _lm_head_rows(target_rows: Tensor, vocabulary: Vocabulary | None, given: HeadPart | None) -> Tensor:

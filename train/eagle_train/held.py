@@ -27,7 +27,7 @@ class HeldTeacher:
         count, width, device = len(windows.ids), target.hidden_size, target.device
         kind = target.model.dtype
         self._online = OnlineTeacher(target, taps)
-        self._lm_head = target.model.lm_head.weight
+        self._lm_head = target.lm_head
         self._last = torch.empty(count, width, dtype=kind, device=device)
         self._taps = torch.empty(count, width * len(taps), dtype=kind, device=device)
         self._best = torch.empty(count, dtype=torch.int64, device=device)
@@ -40,7 +40,7 @@ class HeldTeacher:
         if target.device.type != "cuda":
             return False
         free, _ = torch.cuda.mem_get_info(target.device)
-        size = target.model.lm_head.weight.element_size()
+        size = target.lm_head.weight.element_size()
         return bool(len(windows.ids) * (target.hidden_size * (1 + len(taps)) * size + 12) < SHARE * free)
 
     def teach(self, windows: Windows, indices: Sequence[int], batch: Batch) -> Taught:

@@ -154,11 +154,14 @@ def _compiled(function: Whole) -> Whole:
     return cast(Whole, torch.compile(function, dynamic=True))
 
 
-def classification(hidden: Tensor, lm_head: Tensor, said: Said, rows: Tensor) -> tuple[Tensor, Tensor]:
+def classification(hidden: Tensor, lm_head: torch.nn.Linear, said: Said, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the mean cross-entropy of hidden states [n, H], through the target's own frozen LM head [V, H], against
     what the target says in rows [n], and whether the likeliest token of each is the target's [n] bool."""
-    hidden, lm_head = _cast(hidden), _cast(lm_head)
-    loss, right = _Classification.apply(hidden, lm_head, said, rows)  # type: ignore[no-untyped-call]
+    hidden, weight = _cast(hidden), {"weight": _cast(lm_head.weight)}
+    size = _rows_at_a_time(hidden, lm_head.out_features)
+    loss, right = _Classification.apply(  # type: ignore[no-untyped-call]
+        hidden, lambda some: torch.func.functional_call(lm_head, weight, (some,)), said, rows, size
+    )
     return loss, right
 
 
@@ -175,18 +178,20 @@ def whole_entropy(p: Tensor, logits: Tensor, best: Tensor) -> tuple[Tensor, Tens
 
 class _Classification(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, lm_head: Tensor, said: Said, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden: Tensor, logits_of: Callable[[Tensor], Tensor], said: Said, rows: Tensor, size: int
+    ) -> tuple[Tensor, Tensor]:
         best, pulled, losses = said.best.flatten()[rows], torch.zeros_like(hidden), []
         right = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
-        size = _rows_at_a_time(hidden, len(lm_head))
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, len(rows), size):
                 part = slice(start, start + size)
-                p, logits = said.probabilities(rows[part], None), torch.mm(hidden[part], lm_head.T)
+                p = said.probabilities(rows[part], None)
+                logits, pull_back, *_ = torch.func.vjp(logits_of, hidden[part])
                 entropies = _compiled(whole_entropy) if hidden.device.type == "cuda" else whole_entropy
                 loss, right[part], pull = entropies(p, logits, best[part])
                 losses.append(loss)
-                pulled[part] = torch.mm(pull, lm_head)
+                (pulled[part],) = pull_back(pull)
         count = max(1, len(rows))
         ctx.save_for_backward(pulled.div_(count))
         ctx.mark_non_differentiable(right)
@@ -195,7 +200,7 @@ class _Classification(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (pulled,) = ctx.saved_tensors
-        return pulled * gradients[0].to(pulled.dtype), None, None, None
+        return pulled * gradients[0].to(pulled.dtype), None, None, None, None
 
 
 def _cast(x: Tensor) -> Tensor:

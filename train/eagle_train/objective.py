@@ -60,7 +60,7 @@ def eagle1_objective(
     next_features = taught.features.flatten(0, 1)[rows + 1].float()
     regression = functional.smooth_l1_loss(drafted.float(), next_features, reduction="none").mean(-1).sum()
     regression = regression / max(1, len(rows))
-    classified, right = classification(head.lm_head_input(drafted), head.lm_head.weight, taught.said, rows + 1)
+    classified, right = classification(head.lm_head_input(drafted), head.lm_head, taught.said, rows + 1)
     with torch.no_grad():
         Matches(batch.loss_mask, tally).add(0, _placed(right, counted), counted)
     total = regression + config.classification * classified

@@ -1,4 +1,5 @@
-"""The frozen target: features and logits of a batch of texts, without gradients.
+"""The frozen target: features and logits of a batch of texts, without gradients. What is the family's, its declaration
+for the exporter says.
 
 Shapes: B texts, T tokens, H hidden size, V vocabulary.
 """
@@ -7,26 +8,31 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
-from transformers.utils.logging import disable_progress_bar
 
+from eagle_export.base.errors import ExportError
+from eagle_export.base.quiet import quiet
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.kinds import KINDS
 from eagle_export.heads.reading import default_taps
-from eagle_export.reading.checkpoint import EMBEDDING, Checkpoint, open_checkpoint
-from eagle_export.reading.families.family import rope_settings
+from eagle_export.reading.checkpoint import EMBEDDING, Checkpoint
 from eagle_export.reading.families.generation import generation_of
 from eagle_export.reading.families.registry import family_of
+from eagle_export.reading.families.source import load_source
+from eagle_export.reading.families.target import open_target
 from eagle_export.reading.texts import read_texts, text_of
 from eagle_runtime.base.errors import first_line
 from eagle_runtime.base.files import file_sha256
 from eagle_runtime.bundle.manifest import HeadKind
 from eagle_train.errors import TrainError
+from eagle_train.precision import unhalved
+from eagle_train.taught import LmHead
+
+STORED = {"F16": torch.float16, "BF16": torch.bfloat16}  # types that a target has on a GPU; else fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +49,27 @@ class States:
 
 
 class FrozenTarget:
-    """A Llama target on a device, in fp32 on the CPU and in the checkpoint's type elsewhere."""
+    """A target on a device, in fp32 on the CPU and in the checkpoint's type elsewhere. lm_head: with what the family
+    makes of its output."""
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
-        self.checkpoint = open_llama(folder)
-        disable_progress_bar()
+    def __init__(self, path: Path, device: torch.device) -> None:
+        """path: of a folder or a GGUF file. Raises ExportError for an unknown family, and TrainError for files that
+        do not load."""
+        self.checkpoint = open_target(path)
+        self.family = family_of(self.checkpoint)
         try:
-            model = cast(Any, LlamaForCausalLM).from_pretrained(
-                folder,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                dtype=torch.float32 if device.type == "cpu" else "auto",
-            )
+            model = load_source(self.checkpoint, torch.float32 if device.type == "cpu" else self.stored_dtype)
+        except ExportError:
+            raise
         except Exception as error:  # transformers and safetensors raise many kinds
             raise TrainError(
-                f"{folder} does not load as a Llama model ({first_line(error)}); give a complete Hugging Face folder"
+                f"{path} does not load ({first_line(error)}); give a complete Hugging Face folder or GGUF file"
             ) from None
-        self.model = model.to(device).eval().requires_grad_(False)
+        self.model = model.to(device).requires_grad_(False)
         self.config = model.config
         self.device = device
         self.eos = ends_of(self.checkpoint)  # as a bundle's texts end, and not by one file of several
+        self.lm_head = LmHead(model.lm_head.weight, partial(self.family.logits, self.config))
 
     @property
     def vocab_size(self) -> int:
@@ -74,10 +80,34 @@ class FrozenTarget:
         return int(self.config.hidden_size)
 
     @property
+    def context(self) -> int:
+        """Returns the most tokens of a text."""
+        return self.family.context(self.config)
+
+    @property
+    def last_gain(self) -> Tensor:
+        """Returns the gain [H] of the last norm, whole: a family may store a part of it."""
+        stored: Tensor = getattr(self.model.model, self.family.last_norm).weight
+        return stored + self.family.norm_offset
+
+    @property
+    def embedding(self) -> torch.nn.Embedding:
+        """Returns the embedding of heads, which read its rows as they are stored where a family scales its own; in
+        fp32 where it is stored in fp16."""
+        table = unhalved(self.model.model.embed_tokens.weight)
+        count, width = table.shape
+        return torch.nn.Embedding(count, width, _weight=table).requires_grad_(False)
+
+    @property
+    def own_lm_head(self) -> Tensor:
+        """Returns weights [V, H] with which an LM head of a head's own starts: a multiplier of the logits moves into
+        them, and a bound changes no number as small."""
+        return self.lm_head.finished(self.lm_head.weight)
+
+    @property
     def stored_dtype(self) -> torch.dtype:
         """Returns the type of the checkpoint's embedding."""
-        stored = self.checkpoint.require("model.embed_tokens.weight", (None, None)).dtype
-        return {"F16": torch.float16, "BF16": torch.bfloat16}.get(stored, torch.float32)
+        return STORED.get(self.checkpoint.require(EMBEDDING, (None, None)).dtype, torch.float32)
 
     @torch.no_grad()
     def states(self, ids: Tensor, taps: tuple[int, ...]) -> States:
@@ -88,7 +118,8 @@ class FrozenTarget:
         layers = self.model.model.layers
         hooks = [layers[tap - 1].register_forward_hook(lambda _m, _i, out: tapped.append(out)) for tap in taps]
         try:
-            last = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
+            with quiet("transformers"):
+                last = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
         finally:
             for hook in hooks:
                 hook.remove()
@@ -97,20 +128,21 @@ class FrozenTarget:
     @torch.no_grad()
     def logits(self, last: Tensor) -> Tensor:
         """Returns the logits [..., V] in fp32 of the last hidden states [..., H]."""
-        out: Tensor = self.model.lm_head(last.to(self.model.lm_head.weight.dtype)).float()
-        return out
+        return self.lm_head.exact(last)
 
     def fingerprint(self) -> str:
         """Returns a hash of all that the features depend on."""
         return fingerprint(self.checkpoint)
 
     def head_config(self, kind: HeadKind, draft_vocab_size: int) -> HeadConfig:
-        """Returns the shape of a head for this target: the same widths, one layer, rotation by the same rope_theta,
-        unscaled.
+        """Returns the shape of a head for this target: the same widths (its MLP's that of all experts of a row), one
+        layer, rotation by the rope_theta of the layers that see all tokens, unscaled.
 
         Raises ExportError for an EAGLE-3 head of a target with fewer than 7 layers."""
-        config = self.config
-        rope = rope_settings(self.checkpoint.config, str(self.checkpoint.folder / "config.json"))["rope_parameters"]
+        config, experts, rows = self.config, self.family.experts, self.family.rows(self.config)
+        kv_heads, head_dim = min(row for row in rows if row[1] == rows[0][1])
+        rope = config.rope_parameters
+        active = 0 if experts is None else experts.width(config) * config.num_experts_per_tok
         return HeadConfig(
             kind=kind,
             hidden_size=self.hidden_size,
@@ -119,13 +151,16 @@ class FrozenTarget:
             draft_vocab_size=draft_vocab_size,
             num_layers=1,
             num_heads=int(config.num_attention_heads),
-            num_kv_heads=int(config.num_key_value_heads),
-            head_dim=int(config.head_dim),
-            intermediate_size=int(config.intermediate_size),
-            rms_norm_eps=float(config.rms_norm_eps),
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            intermediate_size=int(active or config.intermediate_size),
+            rms_norm_eps=float(getattr(config, self.family.epsilon)),
             rope={
-                "rope_parameters": {"rope_type": "default", "rope_theta": rope["rope_theta"]},
-                "max_position_embeddings": int(config.max_position_embeddings),
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": float(rope.get("full_attention", rope)["rope_theta"]),
+                },
+                "max_position_embeddings": self.context,
             },
             qkv_bias=False,
             # Engines disagree on a bias here (some drop it, some invent one), and LLaMA-3 heads do without.
@@ -142,20 +177,10 @@ def ends_of(target: Checkpoint) -> tuple[int, ...]:
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:
-    """Returns the SHA-256 over the config and the weight files."""
+    """Returns the SHA-256 over the config, which is a part of a GGUF file, and the weight files."""
     digest = hashlib.sha256()
+    config = [checkpoint.folder / "config.json"] if checkpoint.texts is None else []
     files = {tensor.file for tensor in checkpoint.tensors.values()}
-    for path in [checkpoint.folder / "config.json", *sorted(files)]:
+    for path in [*config, *sorted(files)]:
         digest.update(file_sha256(path).encode())
     return digest.hexdigest()
-
-
-def open_llama(folder: Path) -> Checkpoint:
-    """Returns a target's checkpoint. Raises ExportError, and TrainError for a target that is not a Llama."""
-    checkpoint = open_checkpoint(folder)
-    if checkpoint.config.get("model_type") != "llama":
-        raise TrainError(
-            f"{folder / 'config.json'}: model_type is {checkpoint.config.get('model_type')!r}, but only 'llama' "
-            "targets are supported"
-        )
-    return checkpoint

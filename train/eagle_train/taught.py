@@ -10,12 +10,13 @@ features.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
 LOGIT_ROWS = {"cpu": 128}  # of logits over the whole vocabulary that are held at a time
 ROWS_ELSEWHERE = 2048
@@ -69,29 +70,53 @@ class WholeLogits:
         return some if kept is None else some.index_select(-1, kept)
 
 
-class StateLogits:
-    """Said by states [B, T, H] after the last norm, through an LM head [V, H]."""
+class LmHead(torch.nn.Linear):
+    """The target's LM head [V, H], frozen, or some of its rows, with what the target makes of its output."""
 
-    def __init__(self, states: Tensor, lm_head: Tensor, best: Tensor, lse: Tensor) -> None:
+    def __init__(self, weight: Tensor, finished: Callable[[Tensor], Tensor] = lambda logits: logits) -> None:
+        """finished: a bound or a multiplier of each logit by itself."""
+        count, width = weight.shape
+        super().__init__(width, count, bias=False, device="meta")
+        self.weight, self.finished = torch.nn.Parameter(weight, requires_grad=False), finished
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Returns the logits [..., V] of what a head makes of states [..., H]."""
+        return self.finished(super().forward(states))
+
+    def exact(self, states: Tensor) -> Tensor:
+        """Returns the logits [..., V] in fp32 of the target's own states [..., H]."""
+        # A head may compute in bfloat16, which would make ties here.
+        with torch.autocast(states.device.type, enabled=False):
+            return self.finished(super().forward(states.to(self.weight.dtype)).float())
+
+    def rows(self, ids: Tensor) -> LmHead:
+        """Returns the rows of ids [Vd]."""
+        return LmHead(self.weight[ids], self.finished)
+
+
+class StateLogits:
+    """Said by states [B, T, H] after the last norm, through an LM head."""
+
+    def __init__(self, states: Tensor, lm_head: LmHead, best: Tensor, lse: Tensor) -> None:
         """best [B, T], lse [B, T]: as likeliest returns them."""
         self._flat, self._lm_head, self.best, self.lse = states.flatten(0, 1), lm_head, best, lse
-        self._rows: tuple[Tensor, Tensor] | None = None
+        self._rows: tuple[Tensor, LmHead] | None = None
 
     def logits(self, rows: Tensor, kept: Tensor | None) -> Tensor:
-        return _logits(self._flat[rows], self._lm_head if kept is None else self._rows_of(kept))
+        return (self._lm_head if kept is None else self._rows_of(kept)).exact(self._flat[rows])
 
     def probabilities(self, rows: Tensor, kept: Tensor | None) -> Tensor:
         return self.logits(rows, kept).sub_(self.lse.flatten()[rows, None]).exp_()
 
-    def _rows_of(self, kept: Tensor) -> Tensor:
+    def _rows_of(self, kept: Tensor) -> LmHead:
         """Returns the LM head's rows of the kept ids, gathered once."""
         if self._rows is None or self._rows[0] is not kept:
-            self._rows = (kept, self._lm_head[kept])
+            self._rows = (kept, self._lm_head.rows(kept))
         return self._rows[1]
 
 
 @torch.no_grad()
-def likeliest(states: Tensor, lm_head: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
+def likeliest(states: Tensor, lm_head: LmHead, asked: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the likeliest token and the log-sum-exp of the logits [B, T] of states [B, T, H]; 0 where not asked
     [B, T]."""
     best = torch.zeros(asked.shape, dtype=torch.int64, device=states.device)
@@ -99,15 +124,9 @@ def likeliest(states: Tensor, lm_head: Tensor, asked: Tensor) -> tuple[Tensor, T
     flat = states.flatten(0, 1)
     size = LOGIT_ROWS.get(states.device.type, ROWS_ELSEWHERE)
     for rows in torch.split(torch.nonzero(asked.flatten()).flatten(), size):
-        logits = _logits(flat[rows], lm_head)
+        logits = lm_head.exact(flat[rows])
         best.view(-1)[rows], lse.view(-1)[rows] = logits.argmax(-1), logits.logsumexp(-1)
     return best, lse
-
-
-def _logits(states: Tensor, lm_head: Tensor) -> Tensor:
-    # A head may compute in bfloat16, which would make ties here.
-    with torch.autocast(states.device.type, enabled=False):
-        return linear(states.to(lm_head.dtype), lm_head).float()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from eagle_export.heads.block import BlockHead
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.eagle1 import Eagle1Head
 from eagle_export.heads.eagle3 import Eagle3Head
+from eagle_export.reading.families.target import open_target
 from eagle_train.ahead import ahead_objective
 from eagle_train.attention import FUSED
 from eagle_train.batches import OnlineTeacher, Order, Teacher, gather, step_generator
@@ -55,7 +56,7 @@ from eagle_train.objective import Vocabulary, eagle1_objective, eagle3_objective
 from eagle_train.output import CHECKPOINT, LOG, WORK, check_output
 from eagle_train.precision import mixed, unhalved
 from eagle_train.progress import say
-from eagle_train.target import FrozenTarget, fingerprint, open_llama
+from eagle_train.target import FrozenTarget, fingerprint
 from eagle_train.taught import Batch, Taught
 
 PROGRESS_EVERY_S = 5.0
@@ -78,7 +79,7 @@ def train_head(job: TrainingJob, config: TrainConfig, clock: Callable[[], float]
         raise TrainError(f"device {job.device} is not available; leave it out to use what is")
     check_output(job)
     if job.target_bundle is not None:
-        check_bundle(job.target_bundle, open_llama(job.target), config.kind, config.seq_len, job.init)
+        check_bundle(job.target_bundle, open_target(job.target), config.kind, config.seq_len, job.init)
     with claimed(job.output.absolute()) if processes.is_main_process else contextlib.nullcontext():
         return _train(job, config, processes, device, clock)
 
@@ -132,7 +133,7 @@ def _prepare(
         fresh = not job.output.exists()
         try:
             written = write_windows(reader.read(job.data), work / "data", config.seq_len, _names(job.data))
-            if np.diff(written.starts).max() > (context := int(target.config.max_position_embeddings)):
+            if np.diff(written.starts).max() > (context := target.context):
                 raise TrainError(
                     f"seq_len is {config.seq_len}, but the context of {job.target} is {context}; give a smaller seq_len"
                 )

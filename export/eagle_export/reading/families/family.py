@@ -59,8 +59,11 @@ class Family:
     """A family of targets.
 
     name: as people call it. model_type: of config.json. causal_lm: transformers' class of the whole model.
+    as_llama: whether its layers compute what Llama's do, but for biases, windows and norms of each head's queries and
+    keys.
     layer_norms: RMS norms in each layer. norms: config -> those of the whole model, where layers differ; None:
-    `layer_norms` of each layer, and one. norm_offset: what the model adds to a norm's stored gain.
+    `layer_norms` of each layer, and one. norm_offset: what the model adds to a norm's stored gain. epsilon: name of the
+    config's number that is added under a norm's root.
     experts: where a mixture of experts keeps them.
     neighbours: whether RoPE rotates dimensions 2 i and 2 i + 1 of a head together. Exports reorder the rows of the
     query and key weights, so that RoPE as Llama has it (dimensions i and i + d/2) gives the same attention scores.
@@ -83,9 +86,11 @@ class Family:
     name: str
     model_type: str
     causal_lm: str
+    as_llama: bool = False
     layer_norms: int = 2
     norms: Callable[[Config], int] | None = None
     norm_offset: float = 0.0
+    epsilon: str = "rms_norm_eps"
     experts: Experts | None = None
     neighbours: bool = False
     windows: Callable[[Config], Windows] = lambda config: (None,) * int(config.num_hidden_layers)

@@ -56,6 +56,7 @@ LFM2 = Family(
     name="LFM2",
     model_type="lfm2",
     causal_lm="Lfm2ForCausalLM",
+    epsilon="norm_eps",
     norms=norms,
     rows=rows,
     attention_layers=attention_layers,

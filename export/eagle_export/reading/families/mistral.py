@@ -4,7 +4,9 @@ of the first training. Mixtral: as Mistral, with a mixture of experts in each la
 
 from eagle_export.reading.families.family import Experts, Family, by_layer_type, one_window
 
-MISTRAL = Family(name="Mistral", model_type="mistral", causal_lm="MistralForCausalLM", windows=one_window)
+MISTRAL = Family(
+    name="Mistral", model_type="mistral", causal_lm="MistralForCausalLM", as_llama=True, windows=one_window
+)
 MINISTRAL = Family(name="Ministral", model_type="ministral", causal_lm="MinistralForCausalLM", windows=by_layer_type)
 MINISTRAL3 = Family(
     name="Ministral-3",

@@ -12,19 +12,21 @@ QWEN2 = Family(
     name="Qwen2, Qwen2.5",
     model_type="qwen2",
     causal_lm="Qwen2ForCausalLM",
+    as_llama=True,
     windows=by_layer_type,
     # Of the generation_config.json of Qwen2 and Qwen2.5 Instruct from 7B on.
     sampling=SamplingDefaults(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05),
 )
 # Its own class is derived from Qwen2ForCausalLM (XiaomiMiMo/MiMo, modeling_mimo.py), with a multi-token-prediction
 # layer that the target itself does not run. Code of a checkpoint is never run.
-MIMO = Family(name="MiMo-7B", model_type="mimo", causal_lm="Qwen2ForCausalLM", windows=by_layer_type)
+MIMO = Family(name="MiMo-7B", model_type="mimo", causal_lm="Qwen2ForCausalLM", as_llama=True, windows=by_layer_type)
 
 QWEN3_SAMPLING = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95)  # of its generation_config.json, all sizes
 QWEN3 = Family(
     name="Qwen3",
     model_type="qwen3",
     causal_lm="Qwen3ForCausalLM",
+    as_llama=True,
     layer_norms=4,
     windows=by_layer_type,
     sampling=QWEN3_SAMPLING,
