@@ -352,7 +352,7 @@ def test_a_head_is_no_gguf_file(work: Workplace, capsys: pytest.CaptureFixture[s
     file = work.root / "head.gguf"
     file.write_bytes(b"GGUF")
     message = refusal(work, [str(work.target), str(file), "-o", str(work.bundle)], capsys)
-    assert "head.gguf is a GGUF file, which only the target of an export may be" in message
+    assert "head.gguf is a GGUF file, which only a target may be" in message
 
 
 def test_a_name_no_disk_takes(work: Workplace, capsys: pytest.CaptureFixture[str]) -> None:

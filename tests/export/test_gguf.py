@@ -628,7 +628,7 @@ def test_a_file_is_known_by_its_first_bytes(files: Callable[..., Path], tmp_path
     shutil.copyfile(files("Qwen3"), blob)
     stored = open_stored(blob)
     assert (stored.folder, stored.config) == (blob, open_gguf(files("Qwen3")).config)
-    with pytest.raises(ExportError, match="is a GGUF file, which only the target of an export may be"):
+    with pytest.raises(ExportError, match="is a GGUF file, which only a target may be"):
         open_checkpoint(blob)
     (tmp_path / "notes").write_text("GGU")
     with pytest.raises(ExportError, match="notes is not a folder"):

@@ -203,6 +203,41 @@ def test_answers_are_those_of_the_targets_own_logits(name: str, tmp_path: Path) 
             assert tokens == choose(target.logits(states.last)[0, count - 1 :], places)
 
 
+def test_a_gguf_file_is_the_checkpoint_that_it_was_written_from(
+    folders: Callable[[str], Path], targets: Callable[[str], FrozenTarget], tmp_path: Path
+) -> None:
+    pytest.importorskip("gguf")
+    from gguf_writer import write_gguf
+
+    write_gguf(folders("Qwen3"), tmp_path / "target.gguf")
+    target, ids = FrozenTarget(tmp_path / "target.gguf", CPU), texts(1, 20)
+    ours, theirs = (each.states(ids, (2, 4, 5)) for each in (target, targets("Qwen3")))
+    torch.testing.assert_close(ours.features, theirs.features)
+    assert target.head_config("eagle3", VOCAB) == targets("Qwen3").head_config("eagle3", VOCAB)
+    assert target.fingerprint() != targets("Qwen3").fingerprint()
+
+
+def test_text_is_read_by_the_tokenizer_of_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Answers, a head that learns from them, and its pair, as of the folder that the file was written from."""
+    pytest.importorskip("gguf")
+    from gguf_writer import write_gguf
+
+    demo = Path(__file__).parents[2] / "tools" / "demo_pair" / "target"
+    write_gguf(demo, tmp_path / "demo.gguf")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "def add(a, b):\n"}) + "\n")
+    for target in (tmp_path / "demo.gguf", demo):
+        answers, head = tmp_path / f"{target.name}.jsonl", tmp_path / f"{target.name}-head"
+        command = ["generate", str(target), "--data", str(prompts), "-o", str(answers), "--max-new-tokens", "12"]
+        assert main([*command, "--threads", "1", "--backend", "cpu"]) == 0
+        command = ["head", str(target), "--kind", "eagle1", "--data", str(answers), "-o", str(head), *QUICK]
+        assert main(command) == 0
+    assert (tmp_path / "demo.gguf.jsonl").read_bytes() == (tmp_path / "target.jsonl").read_bytes()
+    stored = [read_tensors(tmp_path / f"{name}-head" / "model.safetensors") for name in ("demo.gguf", "target")]
+    for name, tensor in stored[1].items():
+        torch.testing.assert_close(stored[0][name].to(tensor), tensor)
+
+
 def test_what_is_refused(
     folders: Callable[[str], Path],
     tmp_path: Path,

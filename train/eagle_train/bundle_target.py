@@ -24,8 +24,8 @@ from eagle_export.graphs.pair import HeadPart, open_pair
 from eagle_export.heads.kinds import KINDS
 from eagle_export.heads.reading import default_taps
 from eagle_export.reading.checkpoint import Checkpoint
+from eagle_export.reading.texts import read_texts
 from eagle_runtime import EagleModel
-from eagle_runtime.base.files import file_sha256
 from eagle_runtime.base.tree import Float, chain_of
 from eagle_runtime.bundle.manifest import HeadKind, Manifest, read_manifest
 from eagle_runtime.core.target import SCORE_CHUNK
@@ -148,9 +148,8 @@ def check_same_target(bundle: Path, target: Checkpoint) -> Manifest:
                 f"{bundle} has a {name} of {stored}, but {target.folder} of {wanted}; give a bundle that was exported "
                 "from this target"
             )
-    own = target.folder / "tokenizer.json"
-    stored_hash = manifest.files.get("tokenizer.json")
-    if stored_hash is not None and own.is_file() and stored_hash != file_sha256(own):
+    own, stored_hash = read_texts(target).get("tokenizer.json"), manifest.files.get("tokenizer.json")
+    if stored_hash is not None and own is not None and stored_hash != hashlib.sha256(own).hexdigest():
         raise TrainError(
             f"{bundle} has another tokenizer.json than {target.folder}; give a bundle that was exported from it"
         )

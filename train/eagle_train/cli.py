@@ -16,7 +16,7 @@ from eagle_runtime.machine.host import threads_allowed
 from eagle_train.config import ALL_FILES, DRAFT_VOCAB, INPUTS, Sampling, TrainConfig, TrainingJob
 from eagle_train.kinds import LAYOUTS, TRAINED
 
-TARGET_HELP = "Hugging Face folder of the target"
+TARGET_HELP = "Hugging Face folder or GGUF file of the target"
 Settings = TypeVar("Settings", TrainConfig, TrainingJob, Sampling)
 
 

@@ -8,8 +8,10 @@ import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ import numpy.typing as npt
 
 from eagle_calib.text_files import text_lines
 from eagle_calib.texts import joined
+from eagle_export.reading.checkpoint import is_gguf
+from eagle_export.reading.gguf.checkpoint import open_gguf
 from eagle_runtime.base.errors import first_line
 from eagle_train.config import ALL_FILES
 from eagle_train.data_rows import Message, Tools, completion_of, is_chat, messages_of, rows_of, tools_of
@@ -123,8 +127,8 @@ class TextReader:
     @functools.cached_property
     def _bos(self) -> list[int]:
         """The bos; none of a target without a tokenizer."""
-        place = str(self._target)
-        return [self.tokenizer(place).bos_token_id] if (self._target / "tokenizer.json").is_file() else []
+        self._tokenizer = self._tokenizer or find_tokenizer(self._target)
+        return [] if self._tokenizer is None else [self._tokenizer.bos_token_id]
 
     def _ids(self, where: str, row: Mapping[str, Any]) -> Example:
         ids = ids_of(where, row["ids"], self._vocab_size)
@@ -185,21 +189,42 @@ class TextReader:
 
 
 def load_tokenizer(target: Path, where: str) -> Any:
-    """Returns transformers' tokenizer of a folder. Raises TrainError, in which `where` names what needs it."""
-    if not (target / "tokenizer.json").is_file():
+    """Returns transformers' tokenizer of a target. Raises TrainError, in which `where` names what needs it."""
+    if (tokenizer := find_tokenizer(target)) is None:
         raise TrainError(f"{where}: {target} has no tokenizer.json to encode text with; give rows of ids instead")
-    from transformers import AutoTokenizer
+    return tokenizer
 
-    try:
-        return AutoTokenizer.from_pretrained(target, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the library raises bare Exception
-        raise TrainError(f"{target}: the tokenizer does not load ({first_line(error)})") from None
+
+def find_tokenizer(target: Path) -> Any:
+    """Returns transformers' tokenizer of a folder or a GGUF file, None of one that has none. Raises TrainError, and
+    ExportError for a GGUF file that cannot be read."""
+    with _text_files(target) as folder:
+        if not (folder / "tokenizer.json").is_file():
+            return None
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # the library raises bare Exception
+            raise TrainError(f"{target}: the tokenizer does not load ({first_line(error)})") from None
+
+
+@contextmanager
+def _text_files(target: Path) -> Iterator[Path]:
+    """Gives the folder with the files of a target's tokenizer, for a GGUF file one that is made of it."""
+    if not is_gguf(target):
+        yield target
+        return
+    with TemporaryDirectory() as folder:
+        for name, content in (open_gguf(target).texts or {}).items():
+            (Path(folder) / name).write_bytes(content)
+        yield Path(folder)
 
 
 def special_ids(target: Path) -> tuple[int, ...]:
-    """Returns the ids of special tokens (bos, eos, ...) of a target's tokenizer; none without a tokenizer.json."""
-    has_tokenizer = (target / "tokenizer.json").is_file()
-    return tuple(load_tokenizer(target, str(target)).all_special_ids) if has_tokenizer else ()
+    """Returns the ids of special tokens (bos, eos, ...) of a target's tokenizer; none without one."""
+    tokenizer = find_tokenizer(target)
+    return () if tokenizer is None else tuple(tokenizer.all_special_ids)
 
 
 def data_files(paths: Iterable[Path], pattern: str) -> Iterator[Path]:

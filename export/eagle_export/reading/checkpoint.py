@@ -136,9 +136,7 @@ def open_checkpoint(folder: Path, *, pickled: bool = False) -> Checkpoint:
     pickled: whether one of PICKLED_FILES is read where there is no safetensors file, as old heads have it. torch's
     weights_only reader takes tensors and plain containers from it and runs no code that it names."""
     if is_gguf(folder) and folder.is_file():
-        raise ExportError(
-            f"{folder} is a GGUF file, which only the target of an export may be; give a Hugging Face model folder"
-        )
+        raise ExportError(f"{folder} is a GGUF file, which only a target may be; give a Hugging Face model folder")
     if not folder.is_dir():
         raise ExportError(
             f"{folder} is not a folder; give a downloaded Hugging Face model folder, or a target's GGUF file"
