@@ -43,27 +43,39 @@ from eagle_runtime.ort.session import OrtSession
 from insides import bundle_in
 from tiny_families import CONTEXT, HIDDEN, LAYERS, ROWS, VOCAB, WIDE_PHI, Row, save_source, source_of
 
+# Whose heads read the last hidden states, so that one trace of the target serves all precisions; others read taps.
+UNTAPPED = (
+    "Gemma-2",
+    "Gemma-4, with values that are keys",
+    "LFM2, with biases and wide convolutions",
+    "LFM2, with experts",
+    "Mixtral",
+    "gpt-oss",
+)
 
-def save_head(folder: Path) -> None:
-    """A random EAGLE-3 head of two taps."""
+
+def save_head(folder: Path, tapped: bool) -> None:
+    """A random EAGLE-3 head of two taps, or an EAGLE-1 head."""
     torch.manual_seed(11)
-    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (HIDDEN, 2 * HIDDEN), "norm.weight": (HIDDEN,)}
-    shapes["lm_head.weight"] = (VOCAB, HIDDEN)
-    for name, rows in (("q", HIDDEN), ("k", HIDDEN), ("v", HIDDEN)):
-        shapes[f"midlayer.self_attn.{name}_proj.weight"] = (rows, 2 * HIDDEN)
-    shapes["midlayer.self_attn.o_proj.weight"] = (HIDDEN, HIDDEN)
+    layer, width = ("midlayer", 2 * HIDDEN) if tapped else ("layers.0", HIDDEN)
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (HIDDEN, 2 * HIDDEN)}
+    for name in "qkv":
+        shapes[f"{layer}.self_attn.{name}_proj.weight"] = (HIDDEN, width)
+    shapes[f"{layer}.self_attn.o_proj.weight"] = (HIDDEN, HIDDEN)
     for name, shape in (("gate", (40, HIDDEN)), ("up", (40, HIDDEN)), ("down", (HIDDEN, 40))):
-        shapes[f"midlayer.mlp.{name}_proj.weight"] = shape
-    for name in ("post_attention_layernorm", "hidden_norm", "input_layernorm"):
-        shapes[f"midlayer.{name}.weight"] = (HIDDEN,)
+        shapes[f"{layer}.mlp.{name}_proj.weight"] = shape
+    shapes[f"{layer}.post_attention_layernorm.weight"] = (HIDDEN,)
+    sizes: dict[str, Any] = {"hidden_size": HIDDEN, "num_attention_heads": 4, "vocab_size": VOCAB, "bias": False}
+    if tapped:
+        shapes |= {"norm.weight": (HIDDEN,), "lm_head.weight": (VOCAB, HIDDEN)}
+        shapes |= {f"{layer}.{name}.weight": (HIDDEN,) for name in ("hidden_norm", "input_layernorm")}
+        sizes["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 2]}
     folder.mkdir()
     save_file(
         {name: torch.randn(shape) * 0.3 + ("norm" in name) for name, shape in shapes.items()},
         folder / "model.safetensors",
     )
-    settings = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}
-    sizes = {"hidden_size": HIDDEN, "num_attention_heads": 4, "vocab_size": VOCAB}
-    (folder / "config.json").write_text(json.dumps({**sizes, **settings}))
+    (folder / "config.json").write_text(json.dumps(sizes))
 
 
 @pytest.fixture(scope="module")
@@ -83,15 +95,16 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture(scope="module")
 def bundles(sources: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """row, precision -> bundle of the row's model, with a random head unless it is fp32 or to be the target alone."""
-    head = tmp_path_factory.mktemp("heads") / "head"
-    save_head(head)
+    heads = tmp_path_factory.mktemp("heads")
+    for tapped in (False, True):
+        save_head(heads / str(tapped), tapped)
 
     @cache
     def bundle(name: str, precision: str, alone: bool = False) -> Path:
         source = sources(name)
         folder = source.with_name(f"{precision} alone" if alone else precision)
-        used = None if alone or precision == "fp32" else head
-        export(source, used, folder, Settings(precision=precision, certify=False))
+        head = None if alone or precision == "fp32" else heads / str(name not in UNTAPPED)
+        export(source, head, folder, Settings(precision=precision, certify=False))
         return folder
 
     return bundle
