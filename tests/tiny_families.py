@@ -158,7 +158,15 @@ ROWS = {
         "qwen3_moe", {**EXPERTS, "moe_intermediate_size": 24, "norm_topk_prob": True, "mlp_only_layers": [1]}
     ),
     "gpt-oss": Row(
-        "gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 12, **TINY_YARN}
+        "gpt_oss",
+        {
+            "layer_types": ["sliding_attention", *["full_attention"] * (LAYERS - 1)],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 16,
+            "sliding_window": 12,
+            **TINY_YARN,
+        },
     ),
     "ERNIE 4.5, with experts": Row(
         "ernie4_5_moe",

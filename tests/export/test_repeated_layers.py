@@ -28,7 +28,6 @@ TRACED = {  # numbers of the layers that are traced, of MANY: 0, and the first o
     "OLMo-3": (0, 1, 3),
     "EXAONE 4.0": (0, 1, 2),
     "Qwen3-MoE, one layer without experts": (0, 1, 2),
-    "gpt-oss": (0, 1, 2),
     "LFM2": (0, 1, 2),
     "LFM2, with experts": (0, 1, 2, 3),
     "LFM2, with biases and wide convolutions": (0, 1, 3),
