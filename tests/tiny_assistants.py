@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tiny_families import HIDDEN, VOCAB
 
-WIDTH, LAYERS, CENTROIDS, CHOSEN = 24, 4, 16, 6
+WIDTH, LAYERS, CENTROIDS, CHOSEN = 24, 3, 16, 6
 KINDS = ("sliding_attention", "full_attention")
 
 

@@ -208,7 +208,7 @@ def test_inspection_says_what_it_reads(pairs: Pairs, tmp_path: Path, capsys: pyt
     main(["inspect", str(folder / "target"), str(folder / "assistant")])
     said = " ".join(capsys.readouterr().out.split())
     assert "Gemma-4 assistant in the layout of transformers, " in said
-    assert "4 layers of width 24, draft vocabulary 64 of 64 " in said
+    assert "3 layers of width 24, draft vocabulary 64 of 64 " in said
     assert "reads the target's keys, 1 x 16 (sliding_attention) and 1 x 32 (full_attention); drafts from 6 of" in said
     assert "16 groups of tokens fits the target" in said
     other = changed(folder / "assistant", tmp_path / "other", backbone_hidden_size=2 * HIDDEN)
