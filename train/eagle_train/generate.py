@@ -94,9 +94,10 @@ def generate_answers(
 def _run_of(target: Path, prompts: Path, sampling: Sampling, bundle: Path | None) -> str:
     """Returns a digest of what decides the answers."""
     settings = {name: value for name, value in asdict(sampling).items() if name != "batch_size"}
-    answers = fingerprint(open_target(target)) if bundle is None else file_sha256(bundle / MANIFEST_NAME)
-    files = [target / name for name in TEXTS] if target.is_dir() else [target]
-    texts = {file.name: file_sha256(file) for file in files if file.is_file()}
+    checkpoint = open_target(target)
+    answers = fingerprint(checkpoint) if bundle is None else file_sha256(bundle / MANIFEST_NAME)
+    texts = {name: file_sha256(target / name) for name in TEXTS if (target / name).is_file()}
+    texts |= {name: hashlib.sha256(content).hexdigest() for name, content in (checkpoint.texts or {}).items()}
     parts = [settings, answers, texts, file_sha256(prompts)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
