@@ -7,7 +7,7 @@
 //             gate, up and down, fp32
 //   output    as x: ((0 + a) + b) + ... + added, with a, b, ... share * down(activation(gate(x)) * up(x)) of the row's
 //             experts, in ascending order
-//   attributes  H; I; activation (1: SiLU, 2: GELU by tanh, 3: see BOUNDED); alpha, limit, of the last; biases (0 or 1)
+//   attributes  H; I; activation (1: SiLU, 2: GELU by tanh, 3: see BOUNDED, 4: sigmoid); alpha, limit, of the last; biases (0 or 1)
 //
 // So a row's bits depend on the row. An expert without rows is not read. Rows of one expert make tiles of their own.
 #include <string.h>

@@ -34,7 +34,7 @@ struct Weight {
 
 // What a row of inputs goes through first: nothing, an activation that gates a second row, or a norm over its mean square.
 // BOUNDED: (up + 1) * x * sigmoid(alpha * x), with x at most `limit` and up on either side.
-enum Activation : int { NONE = 0, SILU = 1, GELU = 2, BOUNDED = 3 };
+enum Activation : int { NONE = 0, SILU = 1, GELU = 2, BOUNDED = 3, SIGMOID = 4 };
 struct Before {
   int activation = NONE;
   float alpha = 1, limit = 0;

@@ -10,7 +10,7 @@
 //               columns begin with (0), so that parts of one weight may be several; epsilon, of the norm; activation
 //
 // With norm, x / root(mean(x^2) + epsilon) * norm takes the place of x; with up, activation(x) * up does (1: SiLU, 2: GELU
-// by tanh; 3: see BOUNDED, with attributes alpha and limit). A bias is added to its product; then `added` is, to the product of the only weight.
+// by tanh; 3: see BOUNDED, with attributes alpha and limit; 4: its sigmoid alone). A bias is added to its product; then `added` is, to the product of the only weight.
 #include <stdio.h>
 #include <string.h>
 
@@ -116,7 +116,7 @@ bool read_activation(const Source& source, Before* before) {
   before->activation = static_cast<int>(activation);
   if (activation == BOUNDED)
     return source.attribute("alpha", &before->alpha) && source.attribute("limit", &before->limit) && before->limit >= 0;
-  return activation >= NONE && activation < BOUNDED;
+  return activation >= NONE && activation <= SIGMOID;
 }
 
 const Kind PRODUCT = {INPUTS, [](int i) { return i == 0 || i == UP || i == ADDED; }, create_kind<Product, read>, plan};

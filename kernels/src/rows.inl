@@ -24,7 +24,8 @@ static void before(const Before& step, const float* x, const float* up, int64_t 
   if (step.activation != NONE) {
     for (int64_t i = 0; i < n; i += 8) {
       const V v = load(x + i);
-      store(out + i, mul(step.activation == SILU ? mul(v, sigmoid(v)) : gelu(v), load(up + i)));
+      const V active = step.activation == GELU ? gelu(v) : step.activation == SILU ? mul(v, sigmoid(v)) : sigmoid(v);
+      store(out + i, mul(active, load(up + i)));
     }
     return;
   }

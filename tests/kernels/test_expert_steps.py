@@ -89,7 +89,7 @@ def test_rows_may_have_no_expert_and_a_pass_no_rows() -> None:
         {"I": 72},
         {"activation": 0},
         {"activation": 3},
-        {"activation": 4},
+        {"activation": 5},
         {"biases": 2},
         {"biases": 1},
     ],

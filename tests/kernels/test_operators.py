@@ -135,7 +135,7 @@ def test_a_norm_before_a_product(instruction_set: str) -> None:
     assert_close_and_exact(out[0], product_in_words(normed.astype(np.float32), blocks))
 
 
-@pytest.mark.parametrize("activation", [1, 2])
+@pytest.mark.parametrize("activation", [1, 2, 4])
 def test_a_gated_activation_before_a_product_and_a_sum_after_it(instruction_set: str, activation: int) -> None:
     x, _, blocks = some_rows(576)
     up, added = np.flip(x, 0).copy(), x[:, : blocks.level.shape[1]].copy()
@@ -148,8 +148,9 @@ def test_a_gated_activation_before_a_product_and_a_sum_after_it(instruction_set:
             np.testing.assert_array_equal(part, out[:, first : first + 3])
     wide = x.astype(np.float64)
     cubic = np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)
-    active = wide / (1 + np.exp(-wide)) if activation == 1 else 0.5 * wide * (1 + np.tanh(cubic))
-    assert_close_and_exact(out[0], product_in_words((active * up).astype(np.float32), blocks) + added)
+    sigmoid = 1 / (1 + np.exp(-wide))
+    active = {1: wide * sigmoid, 2: 0.5 * wide * (1 + np.tanh(cubic)), 4: sigmoid}
+    assert_close_and_exact(out[0], product_in_words((active[activation] * up).astype(np.float32), blocks) + added)
 
 
 def test_biases_after_a_product(instruction_set: str) -> None:
@@ -413,7 +414,7 @@ def test_attributes_of_attention_are_checked(other: dict[str, int]) -> None:
         ({"K": 0}, "K must be"),
         ({"K": 1 << 40}, "K must be"),
         ({"activation": 3}, "activation, alpha or limit"),
-        ({"activation": 4}, "activation, alpha or limit"),
+        ({"activation": 5}, "activation, alpha or limit"),
     ],
 )
 def test_products_refuse_weights_that_do_not_fit(other: dict[str, Any], said: str) -> None:
