@@ -155,23 +155,28 @@ ort::Status look_at(const float* mask, int64_t tree, int64_t earlier, int64_t ap
   return nullptr;
 }
 
-// What a mask says. Layers have one in common, which is read once.
-ort::Status look(const float* mask, const Attention& j, bool several, Pass* pass) {
-  const int64_t tree = j.earlier + j.rows;
+}  // namespace
+
+ort::Status look(const ort::Tensor& positions, const ort::Tensor& tree, int64_t rows, int64_t most_earlier, Pass* pass,
+                 bool* several) {
+  const int64_t apart = tree.dims[3];
+  const float* mask = static_cast<const float*>(tree.data);
+  *several = text_count > 0 && apart == rows + 1;
+  if (!positions.is(ort::INT64, 1, rows) || !tree.is(ort::FLOAT, 1, 1, rows, apart) || apart < rows ||
+      apart > rows + (*several ? 1 : most_earlier))
+    return ort::error("ExactTreeAttention: position_ids or tree_mask have another shape or type");
   Visible& seen = pass->visible;
-  if (seen.mask == mask && seen.rows == j.rows && seen.apart == tree + several) return nullptr;
-  seen = {nullptr, j.rows, tree + several, 0, nullptr};
-  RETURN_IF_ERROR(divide(mask, j.rows, several, &seen, pass));
+  if (seen.mask == mask && seen.rows == rows && seen.apart == apart) return nullptr;
+  seen = {nullptr, rows, apart, 0, nullptr};
+  RETURN_IF_ERROR(divide(mask, rows, *several, &seen, pass));
   for (int64_t i = 0; i < seen.count; i++) {
     Seen& text = seen.texts[i];
-    const int64_t columns = several ? text.rows : tree;
-    RETURN_IF_ERROR(look_at(mask + text.row * (seen.apart + several), columns, j.earlier, seen.apart, &text, pass));
+    const int64_t columns = *several ? text.rows : apart, earlier = *several ? 0 : apart - rows;
+    RETURN_IF_ERROR(look_at(mask + text.row * (apart + *several), columns, earlier, apart, &text, pass));
   }
   seen.mask = mask;
   return nullptr;
 }
-
-}  // namespace
 
 ort::Status read_cache(const Heads& node, Pass* pass, int first, int64_t rows, Attention* job, bool* several) {
   const ort::Tensor &keys = pass->input(first), &values = pass->input(first + 1);
@@ -180,12 +185,8 @@ ort::Status read_cache(const Heads& node, Pass* pass, int first, int64_t rows, A
   const bool by_rows = keys.rank == 4;
   if (!(by_rows ? lay_out_rows(node, keys, values, job) : lay_out_heads(node, keys, values, job)))
     return ort::error("ExactTreeAttention: past keys or values have another shape or type");
-  const int64_t seen = tree.dims[3];
-  *several = text_count > 0 && seen == rows + 1;
-  const int64_t more = *several ? 1 : by_rows ? j.columns : 0;
-  if (!positions.is(ort::INT64, 1, rows) || !tree.is(ort::FLOAT, 1, 1, rows, seen) || seen < rows || seen > rows + more)
-    return ort::error("ExactTreeAttention: position_ids or tree_mask have another shape or type");
-  j.rows = rows, j.earlier = by_rows && !*several ? seen - rows : 0;
+  RETURN_IF_ERROR(look(positions, tree, rows, by_rows ? j.columns : 0, pass, several));
+  j.rows = rows, j.earlier = *several ? 0 : tree.dims[3] - rows;
   j.heads = node.heads, j.kv_heads = node.kv_heads, j.width = node.width, j.window = node.window;
   j.positions = static_cast<const int64_t*>(positions.data);
   j.committed = by_rows ? j.columns - j.earlier : j.positions[0];
@@ -203,7 +204,7 @@ ort::Status read_cache(const Heads& node, Pass* pass, int first, int64_t rows, A
     RETURN_IF_ERROR(pass->output(1, rows_out, 4, &j.new_keys));
     RETURN_IF_ERROR(pass->output(2, rows_out, 4, &j.new_values));
   }
-  return look(static_cast<const float*>(tree.data), j, *several, pass);
+  return nullptr;
 }
 
 namespace {

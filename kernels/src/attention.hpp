@@ -1,4 +1,4 @@
-// What attention and convolutions have in common: rows of texts, and the caches with the rows before them.
+// What attention, convolutions and delta nets have in common: rows of texts, and the caches with the rows before them.
 #pragma once
 #include "kernels.hpp"
 #include "steps.hpp"
@@ -11,12 +11,20 @@ struct Heads {
   const Kernels* kernels = nullptr;
 };
 
+// Reads which of a tree's rows each of the new ones sees, once for all layers. most_earlier: rows that may stand before the
+// new ones in the mask. several: whether the rows are of several texts, which were announced.
+ort::Status look(const ort::Tensor& positions, const ort::Tensor& tree, int64_t rows, int64_t most_earlier, Pass* pass,
+                 bool* several);
+
 // Reads the cache of a layer, the positions of the new rows and what they see, of the inputs from `first` on, and provides
-// the outputs: [1, T, heads * D], new keys and new values. several: whether rows of several texts were announced.
+// the outputs: [1, T, heads * D], new keys and new values. several: see `look`.
 ort::Status read_cache(const Heads& node, Pass* pass, int first, int64_t rows, Attention* job, bool* several);
 
 // The rows of text i among those of a pass (`all`), with its own cache.
 ort::Status text_job(const Heads& node, const Attention& all, const Visible& seen, int64_t i, bool several,
                      Attention* job);
+
+// A copy of weights [size, 1, tokens] of a short convolution, of the last token first: [tokens, size].
+ort::Status turn(const Source& source, const ort::Tensor& weights, const float** out);
 
 }  // namespace eagle

@@ -8,6 +8,7 @@ namespace {
 #include "rows.inl"
 #include "attention.inl"
 #include "convolution.inl"
+#include "delta.inl"
 
 constexpr bool SIGNED = true;  // levels of eight bits
 constexpr bool PUTS_APART = true;
@@ -77,7 +78,7 @@ struct Block<R, 4, APART> {
 #include "tile.inl"
 }  // namespace
 
-const Kernels avx2_kernels = {"avx2",  true,    PUTS_APART, TILE_ROWS, before,     quantise, product,
-                              prepare, scratch, part,       join,      whole_rows, keep,     convolve};
+const Kernels avx2_kernels = {"avx2",  true, PUTS_APART, TILE_ROWS,  before, quantise, product,   prepare,
+                              scratch, part, join,       whole_rows, keep,   convolve, delta_row, delta_block};
 }  // namespace eagle
 #endif

@@ -8,6 +8,7 @@ namespace {
 #include "rows.inl"
 #include "attention.inl"
 #include "convolution.inl"
+#include "delta.inl"
 
 constexpr bool SIGNED = false;  // levels of eight bits
 constexpr bool PUTS_APART = false;
@@ -16,7 +17,7 @@ constexpr bool PUTS_APART = false;
 #include "tile.inl"
 }  // namespace
 
-const Kernels avx512_kernels = {"avx512", false,   PUTS_APART, TILE_ROWS, before,     quantise, product,
-                                prepare,  scratch, part,       join,      whole_rows, keep,     convolve};
+const Kernels avx512_kernels = {"avx512", false, PUTS_APART, TILE_ROWS,  before, quantise, product,   prepare,
+                                scratch,  part,  join,       whole_rows, keep,   convolve, delta_row, delta_block};
 }  // namespace eagle
 #endif

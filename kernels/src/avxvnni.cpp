@@ -8,6 +8,7 @@ namespace {
 #include "rows.inl"
 #include "attention.inl"
 #include "convolution.inl"
+#include "delta.inl"
 
 constexpr bool SIGNED = false;  // levels of eight bits
 constexpr bool PUTS_APART = false;
@@ -20,7 +21,7 @@ INLINE Ints dots(Ints sums, Ints levels, Ints four) {
 #include "tile.inl"
 }  // namespace
 
-const Kernels vnni_kernels = {"vnni",  false,   PUTS_APART, TILE_ROWS, before,     quantise, product,
-                              prepare, scratch, part,       join,      whole_rows, keep,     convolve};
+const Kernels vnni_kernels = {"vnni",  false, PUTS_APART, TILE_ROWS,  before, quantise, product,   prepare,
+                              scratch, part,  join,       whole_rows, keep,   convolve, delta_row, delta_block};
 }  // namespace eagle
 #endif

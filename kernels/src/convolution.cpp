@@ -33,14 +33,10 @@ ort::Status read(const Source& source, Layer* layer) {
   node.heads = 2 * node.kv_heads, node.kernels = &chosen();
   const int64_t size = node.heads * node.width;
   own.tokens = weights.dims[2];
-  if (own.tokens < 1 || own.tokens > 64 || !weights.is(ort::FLOAT, size, 1, own.tokens) || !bias.is_absent_or(size))
+  if (own.tokens < 1 || own.tokens > MOST_TOKENS || !weights.is(ort::FLOAT, size, 1, own.tokens) ||
+      !bias.is_absent_or(size))
     return ort::error("RowExactConvolution: weights or bias have another shape or type");
-  float* turned = reinterpret_cast<float*>(source.memory->get(static_cast<size_t>(size * own.tokens) * sizeof(float)));
-  if (turned == nullptr) return ort::error(NO_MEMORY);
-  for (int64_t i = 0; i < size; i++)
-    for (int64_t k = 0; k < own.tokens; k++)
-      turned[(own.tokens - 1 - k) * size + i] = static_cast<const float*>(weights.data)[i * own.tokens + k];
-  own.weights = turned;
+  RETURN_IF_ERROR(turn(source, weights, &own.weights));
   return bias.data == nullptr ? nullptr : source.copy(bias, &own.bias);
 }
 
@@ -90,6 +86,17 @@ ort::Status plan(const void* what, Pass* pass) {
   return nullptr;
 }
 }  // namespace
+
+ort::Status turn(const Source& source, const ort::Tensor& weights, const float** out) {
+  const int64_t size = weights.dims[0], tokens = weights.dims[2];
+  float* turned = reinterpret_cast<float*>(source.memory->get(static_cast<size_t>(size * tokens) * sizeof(float)));
+  if (turned == nullptr) return ort::error(NO_MEMORY);
+  for (int64_t i = 0; i < size; i++)
+    for (int64_t k = 0; k < tokens; k++)
+      turned[(tokens - 1 - k) * size + i] = static_cast<const float*>(weights.data)[i * tokens + k];
+  *out = turned;
+  return nullptr;
+}
 
 const Kind CONVOLUTION = {INPUTS, [](int i) { return i < WEIGHTS; }, create_kind<Layer, read>, plan};
 }  // namespace eagle

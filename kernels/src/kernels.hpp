@@ -110,6 +110,31 @@ struct Convolution {
   int64_t tokens;        // that a row sees, itself included
 };
 
+constexpr int64_t MOST_TOKENS = 64;    // that a short convolution sees
+constexpr int64_t DELTA_COLUMNS = 32;  // of a state, of one piece of work
+
+// A gated delta net, whose H heads each have a state [D, E] that every row of a text changes. Rows are numbered from
+// -past to -1 those of the past, from 0 on the new ones.
+struct Delta {
+  int64_t key_heads, heads, key_width, width;  // G, H, D, E
+  int64_t tokens;                              // that the convolution of a row sees, itself included
+  const float* weights;                        // [tokens, C], of a row itself, of the token before it, ...
+  const float *rates, *biases;                 // [H, filled up to a multiple of 8]: e^A_log, dt_bias
+  int64_t rows, past, pending;                 // T; W; the last rows of the past, which the state lacks
+  const float *qkv, *b, *a;                    // [T, C], [T, H] twice
+  const float *past_rows, *past_state;         // [W, C + 2 H], [H, D, E]
+  float *out, *new_rows, *new_state;           // [T, H * E], [T, C + 2 H], [H, D, E]
+  float* ready;                                // [pending + T, `line`]: see delta.inl
+  const int32_t *order, *parents, *places;     // see Preorder
+
+  INLINE int64_t sharing() const { return heads / key_heads; }
+  INLINE int64_t channels() const { return 2 * key_heads * key_width + heads * width; }
+  INLINE int64_t kept() const { return channels() + 2 * heads; }
+  INLINE int64_t filled() const { return (heads + 7) / 8 * 8; }
+  INLINE int64_t line() const { return channels() + 2 * filled() + key_heads; }
+  INLINE int64_t before(int64_t row) const { return row < 0 ? row - 1 : parents[row]; }
+};
+
 struct Kernels {
   const char* name;
   bool signed_levels;  // 8-bit levels are stored minus 128
@@ -128,6 +153,9 @@ struct Kernels {
   void (*whole)(const Attention& job, int64_t kv_head, int64_t first, int64_t last, float* scratch);
   void (*keep)(const Attention& job, const Convolution& layer, int64_t row);
   void (*convolve)(const Attention& job, const Convolution& layer, int64_t row);
+  // Makes ready what a row has for a key head and the heads that share it; of `part` = key_heads, for the gates.
+  void (*delta_row)(const Delta& job, int64_t row, int64_t part);
+  void (*delta_block)(const Delta& job, int64_t head, int64_t column, float* scratch);  // DELTA_COLUMNS of a state
 };
 
 const Kernels& chosen();       // the best set of this processor, or the one that was asked for

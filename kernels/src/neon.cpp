@@ -19,6 +19,7 @@ namespace {
 #include "rows.inl"
 #include "attention.inl"
 #include "convolution.inl"
+#include "delta.inl"
 
 constexpr int TILE_ROWS = 4;
 constexpr bool PUTS_APART = false;
@@ -77,7 +78,7 @@ INLINE void write(float* p, Floats v) { store(p, v.a), store(p + 8, v.b); }
 #include "tile.inl"
 }  // namespace
 
-const Kernels neon_kernels = {"neon",  true,    PUTS_APART, TILE_ROWS, before,     quantise, product,
-                              prepare, scratch, part,       join,      whole_rows, keep,     convolve};
+const Kernels neon_kernels = {"neon",  true, PUTS_APART, TILE_ROWS,  before, quantise, product,   prepare,
+                              scratch, part, join,       whole_rows, keep,   convolve, delta_row, delta_block};
 }  // namespace eagle
 #endif

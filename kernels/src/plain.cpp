@@ -9,6 +9,7 @@ namespace {
 #include "rows.inl"
 #include "attention.inl"
 #include "convolution.inl"
+#include "delta.inl"
 
 int32_t level_of(int bits, const uint8_t* levels, int64_t k, int64_t column) {
   if (bits == 8) return levels[k / 4 * 64 + column * 4 + k % 4];
@@ -35,6 +36,6 @@ void product(const Tile& t, int bits, int rows) {
 }
 }  // namespace
 
-const Kernels plain_kernels = {"plain", false,   false, 4,    before,     quantise, product,
-                               prepare, scratch, part,  join, whole_rows, keep,     convolve};
+const Kernels plain_kernels = {"plain", false, false, 4,          before, quantise, product,   prepare,
+                               scratch, part,  join,  whole_rows, keep,   convolve, delta_row, delta_block};
 }  // namespace eagle

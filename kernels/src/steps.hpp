@@ -30,11 +30,19 @@ struct Source {
   const char* named(const char* name, char* full) const;
 };
 
+// An order of a tree's rows in which each one's first child follows it; null until it is asked for.
+struct Preorder {
+  const int32_t *order, *parents;  // [rows]: rows in this order; of each row its parent, -1 for none
+  const int32_t* places;           // [rows]: of the state after a row, among those that are kept at once, from 1 on
+  int64_t kept;
+};
+
 // Which of a tree's rows each row of a text sees; the rows of several texts may make one pass.
 struct Seen {
   int64_t row, rows, longest;   // its first row in the pass, its rows, the most that one of them sees
   bool chain;                   // row t sees the tree's rows 0..t; else those in `seen`
   const int32_t *seen, *first;  // row t sees seen[first[t]] .. seen[first[t + 1] - 1], ascending
+  Preorder preorder;            // of delta nets
 };
 struct Visible {
   const float* mask;
@@ -96,7 +104,7 @@ struct Step {
   int64_t in[STEP_INPUTS], out[STEP_OUTPUTS];  // numbers of values; negative: none
 };
 
-extern const Kind ATTENTION, NORMS, PRODUCT, EXPERTS, SINCOS, CONVOLUTION;
+extern const Kind ATTENTION, NORMS, PRODUCT, EXPERTS, SINCOS, CONVOLUTION, DELTA;
 
 // Operators: of one step, whose inputs and outputs are the node's.
 ort::Status create_one(const Kind& kind, const void* info, void** kernel);

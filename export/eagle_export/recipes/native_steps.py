@@ -12,10 +12,11 @@ import onnx_ir as ir
 from eagle_export.recipes.graph import Pass, take_place
 
 DOMAIN = "eagle"  # of the operators
-EXPERTS, CONVOLUTION = "RowExactExperts", "RowExactConvolution"  # exist as steps alone
+# Exist as steps alone.
+EXPERTS, CONVOLUTION, DELTA = "RowExactExperts", "RowExactConvolution", "RowExactDelta"
 SINCOS = "ExactSinCos"
-KINDS = ("RowExactMatMul", "ExactTreeAttention", "RowExactNorm", EXPERTS, SINCOS, CONVOLUTION)
-STEPS_ALONE = (EXPERTS, CONVOLUTION)
+KINDS = ("RowExactMatMul", "ExactTreeAttention", "RowExactNorm", EXPERTS, SINCOS, CONVOLUTION, DELTA)
+STEPS_ALONE = (EXPERTS, CONVOLUTION, DELTA)
 INPUTS, OUTPUTS = 16, 3  # of a step, at most
 OF_EXPERTS = 4  # inputs that the plan names; the weights follow the last of them
 ABSENT, INSIDE, NONE = -1, -1, -2  # an input; an output that only steps read; no such output

@@ -1,0 +1,188 @@
+// A step of RowExactSteps: a gated delta net, in the place of attention (Qwen3.5). A row's result depends on the committed
+// state, on itself and on the tokens before it that it sees, in their order, and on nothing else.
+//
+//   inputs   qkv [1, T, C] fp32, q of all G key heads of width D, k, then v of H heads of width E; b and a [1, T, H]
+//            past rows [1, W, C + 2 H]: qkv, b and a of the last committed rows; the first K - 1 are in the past state, the
+//            others are not
+//            past state [H, D, E]; position_ids, tree_mask: as of ExactTreeAttention
+//            weights [C, 1, K] of the convolution, those of the row itself last; A_log and dt_bias [H]: initializers
+//   outputs  [1, T, H * E]: what rows read of the state; [1, T, C + 2 H]: qkv, b and a again, as past rows of a later pass;
+//            [H, D, E]: the state after all committed rows, which must not lie where the past one does
+//   attributes  key_heads, heads, key_width, width
+//
+// q, k and v go through a convolution of K tokens and x * sigmoid(x). A head makes of its state S, with q and k of length 1,
+// beta = sigmoid(b) and decay = e^(-e^A_log * log(1 + e^(a + dt_bias))): S' = decay * S + k x (v - k decay S) beta, and reads
+// q S' / root(D).
+#include "attention.hpp"
+
+namespace eagle {
+namespace {
+enum Place : int { QKV, B, A, PAST_ROWS, PAST_STATE, POSITIONS, MASK, WEIGHTS, RATES, BIASES, INPUTS };
+constexpr int64_t MOST_KEPT = 64;  // states of a tree at once
+constexpr int64_t MANY = 4096;     // numbers that are worth several threads' convolutions
+constexpr int64_t FEW = 50000;     // numbers of states that one thread walks over as fast as several
+
+struct Net {
+  Delta delta{};
+  const Kernels* kernels = nullptr;
+};
+
+// e^x, by its series and squares: sums and products of fp64, which are the same everywhere.
+float power_of_e(float x) {
+  const double small = double(x > 87 ? 87.f : x < -87 ? -87.f : x) / 1024;
+  double power = 1;
+  for (int i = 12; i > 0; i--) power = 1 + power * small / i;
+  for (int i = 0; i < 10; i++) power *= power;
+  return float(power);
+}
+
+ort::Status read(const Source& source, Net* net) {
+  Delta& j = net->delta;
+  ort::Tensor weights, rates, biases;
+  RETURN_IF_ERROR(source.constant(WEIGHTS, &weights));
+  RETURN_IF_ERROR(source.constant(RATES, &rates));
+  RETURN_IF_ERROR(source.constant(BIASES, &biases));
+  auto fits = [](int64_t width) { return width >= 8 && width <= MOST_WIDTH && width % 8 == 0; };
+  const bool sizes = source.attribute("key_heads", &j.key_heads) && source.attribute("heads", &j.heads) &&
+                     source.attribute("key_width", &j.key_width) && source.attribute("width", &j.width);
+  if (!sizes || j.key_heads < 1 || j.heads < 1 || j.heads > 4096 || j.heads % j.key_heads || !fits(j.key_width) ||
+      !fits(j.width) || source.outputs != 3)
+    return ort::error("RowExactDelta: key_heads, heads, key_width or width are missing or wrong");
+  j.tokens = weights.dims[2];
+  if (j.tokens < 1 || j.tokens > MOST_TOKENS || !weights.is(ort::FLOAT, j.channels(), 1, j.tokens) ||
+      !rates.is(ort::FLOAT, j.heads) || !biases.is(ort::FLOAT, j.heads))
+    return ort::error("RowExactDelta: weights, A_log or dt_bias have another shape or type");
+  float* gates = source.memory->get_zeros<float>(static_cast<size_t>(2 * j.filled()));
+  if (gates == nullptr) return ort::error(NO_MEMORY);
+  j.rates = gates, j.biases = gates + j.filled();
+  for (int64_t h = 0; h < j.heads; h++) {
+    gates[h] = power_of_e(static_cast<const float*>(rates.data)[h]);
+    gates[j.filled() + h] = static_cast<const float*>(biases.data)[h];
+  }
+  net->kernels = &chosen();
+  return turn(source, weights, &j.weights);
+}
+
+// Finds an order of a text's rows, once for all layers. Children without children go first: they need no state.
+ort::Status order_rows(Seen* text, Pass* pass) {
+  if (text->preorder.order != nullptr) return nullptr;
+  const int64_t rows = text->rows;
+  int32_t* parents = reinterpret_cast<int32_t*>(pass->memory.get(static_cast<size_t>(5 * rows + 1) * sizeof(int32_t)));
+  if (parents == nullptr) return ort::error(NO_MEMORY);
+  int32_t *order = parents + rows, *places = order + rows, *next = places + rows, *child = next + rows + 1;
+  memset(places, 0, static_cast<size_t>(rows) * sizeof(int32_t));
+  memset(child - 1, -1, static_cast<size_t>(rows + 1) * sizeof(int32_t));
+  for (int64_t t = 0; t < rows; t++) {
+    const int32_t* sees = text->chain ? nullptr : text->seen + text->first[t];
+    const int64_t n = text->chain ? t + 1 : text->first[t + 1] - text->first[t];
+    const int64_t parent = text->chain || n < 2 ? t - 1 : sees[n - 2];
+    parents[t] = n < 2 ? -1 : static_cast<int32_t>(parent);
+    if (!text->chain &&
+        (n < 1 || sees[n - 1] != t ||
+         (n > 1 && (text->first[parent + 1] - text->first[parent] != n - 1 ||
+                    memcmp(sees, text->seen + text->first[parent], size_t(n - 1) * sizeof(int32_t)) != 0))))
+      return ort::error("RowExactDelta: a row of tree_mask does not see what its parent sees, and itself");
+    if (n > 1) places[parent] = 1;  // it has children
+  }
+  for (int without = 0; without < 2; without++)
+    for (int64_t t = rows - 1; t >= 0; t--)
+      if (places[t] != without) next[t] = child[parents[t]], child[parents[t]] = static_cast<int32_t>(t);
+  int64_t kept = 0;
+  for (int64_t i = 0, t = child[-1]; i < rows; i++) {
+    order[i] = static_cast<int32_t>(t);
+    const int32_t before = parents[t] < 0 ? 0 : places[parents[t]];
+    places[t] = next[t] < 0 && before > 0 ? before : before + 1;  // the last child takes its parent's
+    if (child[t] >= 0) {
+      kept = places[t] > kept ? places[t] : kept;
+      t = child[t];
+      continue;
+    }
+    while (t >= 0 && next[t] < 0) t = parents[t];
+    t = t < 0 ? t : next[t];
+  }
+  if (kept > MOST_KEPT) return ort::error("RowExactDelta: a tree needs more than 64 states at once");
+  text->preorder = {order, parents, places, kept};
+  return nullptr;
+}
+
+struct Work {
+  const Delta* texts;
+  const Kernels* kernels;
+};
+
+void each_row(const void* work, int64_t first, int64_t last, uint8_t*) {
+  const Work& w = *static_cast<const Work*>(work);
+  const int64_t parts = w.texts->key_heads + 1;
+  for (const Delta* j = w.texts; last > 0; j++) {
+    const int64_t pieces = (j->pending + j->rows) * parts;
+    for (int64_t i = first < 0 ? 0 : first; i < last && i < pieces; i++)
+      w.kernels->delta_row(*j, i / parts - j->pending, i % parts);
+    first -= pieces, last -= pieces;
+  }
+}
+
+int64_t blocks(const Delta& j) { return (j.width + DELTA_COLUMNS - 1) / DELTA_COLUMNS; }
+
+void each_block(const void* work, int64_t first, int64_t last, uint8_t* scratch) {
+  const Work& w = *static_cast<const Work*>(work);
+  const int64_t of_head = blocks(*w.texts), of_text = w.texts->heads * of_head;
+  for (int64_t i = first; i < last; i++)
+    w.kernels->delta_block(w.texts[i / of_text], i % of_text / of_head, i % of_head * DELTA_COLUMNS,
+                           reinterpret_cast<float*>(scratch));
+}
+
+ort::Status plan(const void* what, Pass* pass) {
+  const Net& net = *static_cast<const Net*>(what);
+  Delta all = net.delta;
+  const ort::Tensor &qkv = pass->input(QKV), &b = pass->input(B), &a = pass->input(A);
+  const ort::Tensor &past_rows = pass->input(PAST_ROWS), &past_state = pass->input(PAST_STATE);
+  const int64_t rows = qkv.rank == 3 ? qkv.dims[1] : 0, H = all.heads;
+  if (rows < 1 || rows > (1 << 20) || !qkv.is(ort::FLOAT, 1, rows, all.channels()) || !b.is(ort::FLOAT, 1, rows, H) ||
+      !a.is(ort::FLOAT, 1, rows, H))
+    return ort::error("RowExactDelta: qkv, b or a have another shape or type");
+  all.rows = rows, all.past = past_rows.dims[1], all.pending = all.past - (all.tokens - 1);
+  if (all.pending < 0 || all.past > (1 << 20) || !past_rows.is(ort::FLOAT, 1, all.past, all.kept()) ||
+      !past_state.is(ort::FLOAT, H, all.key_width, all.width))
+    return ort::error("RowExactDelta: past rows or the past state have another shape or type");
+  bool several = false;
+  RETURN_IF_ERROR(look(pass->input(POSITIONS), pass->input(MASK), rows, 0, pass, &several));
+  if (several) return ort::error("RowExactDelta: rows of several texts");
+  const int64_t out[3] = {1, rows, H * all.width}, rows_out[3] = {1, rows, all.kept()};
+  RETURN_IF_ERROR(pass->output(0, out, 3, &all.out));
+  RETURN_IF_ERROR(pass->output(1, rows_out, 3, &all.new_rows));
+  RETURN_IF_ERROR(pass->output(2, past_state.dims, 3, &all.new_state));
+  if (all.new_state == past_state.data) return ort::error("RowExactDelta: the new state lies where the past one does");
+  all.qkv = static_cast<const float*>(qkv.data);
+  all.b = static_cast<const float*>(b.data), all.a = static_cast<const float*>(a.data);
+  all.past_rows = static_cast<const float*>(past_rows.data);
+  all.past_state = static_cast<const float*>(past_state.data);
+
+  const Visible& seen = pass->visible;
+  Delta* texts = pass->memory.get_zeros<Delta>(static_cast<size_t>(seen.count));
+  Work* work = pass->memory.get_zeros<Work>(1);
+  if (texts == nullptr || work == nullptr) return ort::error(NO_MEMORY);
+  int64_t lines = 0;
+  for (int64_t i = 0; i < seen.count; i++) {
+    Seen& text = seen.texts[i];
+    RETURN_IF_ERROR(order_rows(&text, pass));
+    Delta& j = texts[i] = all;
+    j.rows = text.rows;
+    j.order = text.preorder.order, j.parents = text.preorder.parents, j.places = text.preorder.places;
+    const int64_t kept = text.preorder.kept > 0 || j.pending < 2 ? text.preorder.kept : 1;
+    pass->needs(static_cast<size_t>(kept * j.key_width * DELTA_COLUMNS) * sizeof(float));
+    lines += j.pending + j.rows;
+  }
+  float* ready =
+      reinterpret_cast<float*>(pass->memory_at(&pass->work, static_cast<size_t>(lines * all.line()) * sizeof(float)));
+  if (ready == nullptr) return ort::error(NO_MEMORY);
+  for (int64_t i = 0; i < seen.count; i++)
+    texts[i].ready = ready, ready += (texts[i].pending + texts[i].rows) * all.line();
+  *work = {texts, net.kernels};
+  pass->add(each_row, work, lines * (all.key_heads + 1), lines * all.channels() < MANY);
+  pass->add(each_block, work, seen.count * H * blocks(all), lines * H * all.key_width * all.width < FEW);
+  return nullptr;
+}
+}  // namespace
+
+const Kind DELTA = {INPUTS, [](int i) { return i < WEIGHTS; }, create_kind<Net, read>, plan};
+}  // namespace eagle

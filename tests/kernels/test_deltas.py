@@ -1,0 +1,187 @@
+"""A gated delta net as a step: a row's bits are those that it has alone, whatever else is in a pass, and wherever the
+rows before it lie: in the state, among the past rows, or in the tree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import needs_operators
+from delta_graphs import Delta, delta
+from eagle_runtime.base.errors import BackendError
+from operator_graphs import HIDDEN, INSTRUCTION_SETS, Array, OneNode, bits, instructions
+
+pytestmark = needs_operators
+SHAPES = [(2, 4, 16, 16), (1, 2, 128, 128), (3, 3, 8, 72), (1, 9, 24, 40)]
+TREE = [-1, 0, 0, 1, 1, 2, 3, 5, 7, 6, 0, 10]
+CHAIN = list(range(-1, 39))
+NEW = ("qkv", "b", "a")
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_is_the_rule_of_delta_nets(instruction_set: str, shape: tuple[int, int, int, int]) -> None:
+    """Trees and chains, with the bits of the plain form."""
+    rng = np.random.default_rng(shape)
+    layer = delta(rng, *shape)
+    with instructions("plain"):
+        plain = layer.session()
+    with instructions(instruction_set):
+        session = layer.session(threads=3)
+    for pending, parents in ((0, TREE), (1, [-1]), (3, TREE), (2, [-1, -1, 0]), (1, CHAIN[:9])):
+        feeds = layer.feeds(rng, pending, parents)
+        got = session.run(None, feeds)
+        for one, other in zip(got, plain.run(None, feeds), strict=True):
+            np.testing.assert_array_equal(bits(one), bits(other))
+        out, state = layer.in_words(feeds)
+        np.testing.assert_allclose(got[0][0], out, atol=2e-5, rtol=2e-5)
+        np.testing.assert_array_equal(got[1], np.concatenate([feeds[name] for name in NEW], -1))
+        np.testing.assert_allclose(got[2], state, atol=2e-5, rtol=2e-5)
+
+
+def test_gates_at_their_ends() -> None:
+    """Of a head that forgets everything and one that forgets nothing, with numbers far from 0."""
+    rng = np.random.default_rng(0)
+    layer = delta(rng, 2, 2, 16, 16)
+    layer.rates[:] = -80, 10
+    for far in (-90, -20, 20, 90):
+        feeds = layer.feeds(rng, 2, TREE)
+        feeds["a"][:] = feeds["b"][:] = feeds["keys"][..., -4:] = far
+        out, _, state = layer.session().run(None, feeds)
+        for got, right in zip((out[0], state), layer.in_words(feeds), strict=True):
+            np.testing.assert_allclose(got, right, atol=2e-5, rtol=2e-5)
+
+
+class Text:
+    """Rows that are decoded one by one, each with the row before it pending; nodes of a tree may be rows."""
+
+    def __init__(self, layer: Delta, session: OneNode, feeds: dict[str, Array]) -> None:
+        self._layer, self._session, self._feeds = layer, session, feeds
+        self.past, self.state = feeds["keys"], feeds["values"]
+
+    def row(self, number: int) -> Array:
+        """What row `number` of the feeds reads after the rows so far."""
+        only = {name: self._feeds[name][:, number : number + 1] for name in (*NEW, "positions")}
+        past = {"keys": self.past, "values": self.state}
+        out, rows, self.state = self._session.run(None, {**only, **past, "mask": np.zeros((1, 1, 1, 1), np.float32)})
+        keep = self._layer.tokens - 1
+        self.past = np.concatenate([self.past[:, self.past.shape[1] - keep :], rows], 1)
+        read: Array = out[0, 0]
+        return read
+
+
+@pytest.mark.parametrize("shape", SHAPES[:2])
+@pytest.mark.parametrize("tokens", [4, 1])
+@pytest.mark.parametrize("parents", [TREE, CHAIN], ids=["tree", "chain"])
+def test_a_row_has_its_bits_as_the_only_one(shape: tuple[int, int, int, int], tokens: int, parents: list[int]) -> None:
+    rng = np.random.default_rng(7)
+    layer = delta(rng, *shape, tokens=tokens)
+    session, feeds = layer.session(), layer.feeds(rng, 1, parents)
+    out, rows, _ = layer.session(threads=2).run(None, feeds)
+    for node in (5, 8, 9, 11, len(parents) - 1):
+        path = [node]
+        while (parent := parents[path[0]]) >= 0:
+            path.insert(0, parent)
+        text = Text(layer, session, feeds)
+        for row in path:
+            np.testing.assert_array_equal(bits(text.row(row)), bits(out[0, row]))
+        # The same node after a pass whose tree was cut to its path: the rows before it are pending.
+        text.past, text.state = np.concatenate([feeds["keys"], rows[:, path[:-1]]], 1), feeds["values"]
+        np.testing.assert_array_equal(bits(text.row(node)), bits(out[0, node]))
+
+
+def test_a_prompt_has_its_bits_in_pieces_of_any_size() -> None:
+    rng = np.random.default_rng(8)
+    layer = delta(rng, *SHAPES[0])
+    session, feeds = layer.session(), layer.feeds(rng, 0, list(range(-1, 149)))
+    whole, _, _ = session.run(None, feeds)
+    past, state, parts, first = feeds["keys"], feeds["values"], [], 0
+    for count in (1, 64, 7, 78):
+        rows = slice(first, first + count)
+        mine = {name: feeds[name][:, rows] for name in (*NEW, "positions")}
+        mask = np.ascontiguousarray(feeds["mask"][:, :, rows, rows])
+        out, new, state = session.run(None, {**mine, "keys": past, "values": state, "mask": mask})
+        parts.append(out)
+        past, first = np.concatenate([past[:, past.shape[1] - layer.tokens + 1 :], new], 1), first + count
+    np.testing.assert_array_equal(bits(np.concatenate(parts, 1)), bits(whole))
+
+
+def small() -> Delta:
+    return delta(np.random.default_rng(5), *SHAPES[0])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"key_heads": 0},
+        {"key_heads": 3},
+        {"heads": 0},
+        {"heads": 8192},
+        {"key_width": 12},
+        {"width": 2048},
+        {"weights": np.zeros((128, 4), np.float32)},
+        {"weights": np.zeros((128, 1, 65), np.float32)},
+        {"weights": np.zeros((128, 1, 0), np.float32)},
+        {"weights": np.zeros((128, 1, 4), np.float16)},
+        {"rates": np.zeros(3, np.float32)},
+        {"biases": np.zeros((4, 1), np.float32)},
+    ],
+)
+def test_attributes_and_weights_are_checked(other: dict[str, Any]) -> None:
+    with pytest.raises(BackendError, match="RowExactDelta"):
+        small().session(**other)
+
+
+def test_inputs_are_checked_in_every_pass() -> None:
+    layer = small()
+    session, right = layer.session(), layer.feeds(np.random.default_rng(6), 1, TREE)
+    strange = np.repeat(right["mask"][None], 4, 0)
+    strange[0, ..., 5, 5] = HIDDEN  # a row that does not see itself
+    strange[1, ..., 5, 2] = HIDDEN  # nor its parent
+    strange[2, ..., 3, 2] = 0  # one that sees its parent's sibling
+    strange[3, ..., 4, 9] = 0  # and one that comes after it
+    wrong: dict[str, list[Array]] = {
+        "qkv": [right["qkv"][:, :, 1:], right["qkv"][:, :0], right["qkv"][0]],
+        "b": [right["b"][:, 1:]],
+        "a": [right["a"][..., 1:]],
+        "keys": [right["keys"][:, 2:], right["keys"][..., 1:], right["keys"][:, :0]],
+        "values": [right["values"][1:], right["values"][..., 1:]],
+        "positions": [right["positions"][:, 1:]],
+        "mask": [right["mask"][..., 1:], *strange],
+    }
+    for name, arrays in wrong.items():
+        for array in arrays:
+            with pytest.raises(Exception, match=r"RowExactDelta|ExactTreeAttention|Invalid rank"):
+                session.run(None, right | {name: np.ascontiguousarray(array)})
+
+
+def test_a_tree_that_needs_too_many_states_is_refused() -> None:
+    """Of nodes with two children that have children themselves, one below the other."""
+    layer, rng = small(), np.random.default_rng(6)
+    session = layer.session()
+    for depth in (64, 65):
+        spine = [-1, *range(depth)]
+        sides = list(range(depth))  # a second child of each node of the spine, which has a child
+        parents = [*spine, *sides, *range(len(spine), len(spine) + len(sides))]
+        feeds = layer.feeds(rng, 1, parents)
+        if depth == 64:
+            np.testing.assert_allclose(session.run(None, feeds)[0][0], layer.in_words(feeds)[0], atol=2e-5, rtol=2e-5)
+        else:
+            with pytest.raises(Exception, match="more than 64 states at once"):
+                session.run(None, feeds)
+
+
+def test_the_new_state_lies_apart_from_the_past_one() -> None:
+    layer = small()
+    session, feeds = layer.session().session, layer.feeds(np.random.default_rng(6), 1, TREE)
+    binding, state = session.io_binding(), feeds.pop("values")
+    for name, array in feeds.items():
+        binding.bind_cpu_input(name, array)
+    for bind, name in ((binding.bind_input, "values"), (binding.bind_output, "y2")):
+        bind(name, "cpu", 0, np.float32, state.shape, state.ctypes.data)
+    binding.bind_output("y0")
+    binding.bind_output("y1")
+    with pytest.raises(Exception, match="lies where the past one does"):
+        session.run_with_iobinding(binding)
