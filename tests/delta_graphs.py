@@ -56,11 +56,17 @@ class Delta:
             "mask": np.where(visible, 0, HIDDEN).astype(np.float32)[None, None],
         }
 
+    def plain(self, state: Array) -> Array:
+        """A state in the order of its dimensions [H, D, E]: the step has blocks of 32 columns one after the other."""
+        ends = np.arange(32, self.width, 32)
+        blocks = np.split(state.reshape(self.heads, -1), self.key_width * ends, 1)
+        return np.concatenate([block.reshape(self.heads, self.key_width, -1) for block in blocks], -1)
+
     def in_words(self, feeds: dict[str, Array]) -> tuple[Array, Array]:
-        """What a pass computes [T, H * E] and the new state, in fp64."""
+        """What a pass computes [T, H * E] and the new state [H, D, E], in fp64."""
         past = feeds["keys"][0].astype(np.float64)
         new = np.concatenate([feeds[name][0] for name in ("qkv", "b", "a")], -1).astype(np.float64)
-        state = feeds["values"].astype(np.float64)
+        state = self.plain(feeds["values"]).astype(np.float64)
         for row in range(self.tokens - 1, len(past)):
             state, _ = self._step(state, past[row + 1 - self.tokens : row + 1])
         out = []

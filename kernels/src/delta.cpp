@@ -4,7 +4,8 @@
 //   inputs   qkv [1, T, C] fp32, q of all G key heads of width D, k, then v of H heads of width E; b and a [1, T, H]
 //            past rows [1, W, C + 2 H]: qkv, b and a of the last committed rows; the first K - 1 are in the past state, the
 //            others are not
-//            past state [H, D, E]; position_ids, tree_mask: as of ExactTreeAttention
+//            past state [H, D, E], of each head 32 columns [D, 32] after the other, at the end those that are left;
+//            position_ids, tree_mask: as of ExactTreeAttention
 //            weights [C, 1, K] of the convolution, those of the row itself last; A_log and dt_bias [H]: initializers
 //   outputs  [1, T, H * E]: what rows read of the state; [1, T, C + 2 H]: qkv, b and a again, as past rows of a later pass;
 //            [H, D, E]: the state after all committed rows, which must not lie where the past one does

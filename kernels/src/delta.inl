@@ -72,27 +72,18 @@ static void delta_row(const Delta& job, int64_t row, int64_t part) {
   line[job.channels() + 2 * job.filled() + part] = sum_of(both);
 }
 
-// 8 * N columns of a head's state: where they lie, and numbers from one of D rows of them to the next.
-struct Columns {
-  float* numbers;
-  int64_t apart;
-};
-
-// Sums with a row's k, and with its q where it READS. FOLDS: of what the state `at` becomes by the row before, with its k,
-// decay and delta, which goes to `to`.
+// Sums with a row's k, and with its q where it READS, of 8 * N columns of a state. FOLDS: of what the state at `from` becomes
+// by the row before, with its k, decay and change, which goes to `to`.
 template <int N, bool FOLDS, bool READS>
-static INLINE void walk(int64_t D, Columns at, Columns to, const float* fold, V decay, const V* delta, const float* k,
-                        const float* q, V* of_k, V* of_q) {
+static INLINE void walk(int64_t D, const float* from, float* to, const float* fold, V decay, const V* change,
+                        const float* k, const float* q, V* of_k, V* of_q) {
   V m[N], r[N];
   UNROLLED for (int n = 0; n < N; n++) m[n] = r[n] = all(0.f);
-  for (int64_t i = 0; i < D; i++) {
+  for (int64_t i = 0; i < D; i++, from += 8 * N, to += 8 * N) {
     const V key = all(k[i]), query = all(READS ? q[i] : 0.f), by = all(FOLDS ? fold[i] : 0.f);
     UNROLLED for (int n = 0; n < N; n++) {
-      V state = load(at.numbers + i * at.apart + 8 * n);
-      if (FOLDS) {
-        state = fma(by, delta[n], mul(decay, state));
-        store(to.numbers + i * to.apart + 8 * n, state);
-      }
+      V state = load(from + 8 * n);
+      if (FOLDS) store(to + 8 * n, state = fma(by, change[n], mul(decay, state)));
       m[n] = fma(key, state, m[n]);
       if (READS) r[n] = fma(query, state, r[n]);
     }
@@ -104,33 +95,31 @@ template <int N>
 static void fold_columns(const Delta& job, int64_t h, int64_t column, float* scratch) {
   const int64_t D = job.key_width, E = job.width, H8 = job.filled(), g = h / job.sharing(), C = job.channels();
   const int64_t query = g * D, key = query + job.key_heads * D, value = 2 * job.key_heads * D + h * E + column;
-  const int64_t start = h * D * E + column;
-  const Columns past = {const_cast<float*>(job.past_state) + start, E}, committed = {job.new_state + start, E};
+  const float* past = job.past_state + (h * E + column) * D;
+  float* committed = job.new_state + (h * E + column) * D;
   auto after = [&](int64_t row) {  // where the state is after it
-    if (row < -job.pending) return past;
-    return row == -1 ? committed : Columns{scratch + (row < 0 ? 0 : job.places[row] - 1) * D * 8 * N, 8 * N};
+    if (row < -job.pending) return const_cast<float*>(past);
+    return row == -1 ? committed : scratch + (row < 0 ? 0 : job.places[row] - 1) * D * 8 * N;
   };
-  for (int64_t i = 0; i < D && job.pending == 0; i++)
-    memcpy(committed.numbers + i * E, past.numbers + i * E, 8 * N * sizeof(float));
-  V delta[N], m[N], r[N];
+  if (job.pending == 0) memcpy(committed, past, static_cast<size_t>(D) * 8 * N * sizeof(float));
+  V change[N], m[N], r[N];
   for (int64_t i = -job.pending, last = INT64_MIN; i < job.rows; i++) {
     const int64_t row = i < 0 ? i : job.order[i], parent = job.before(row);
     const float *line = line_of(job, row), *k = line + key, *q = line + query;
-    const Columns at = after(parent);
+    float* at = after(parent);
     if (parent != last) {
-      if (row < 0) walk<N, false, false>(D, at, at, k, V{}, delta, k, q, m, r);
-      else walk<N, false, true>(D, at, at, k, V{}, delta, k, q, m, r);
+      if (row < 0) walk<N, false, false>(D, at, at, k, V{}, change, k, q, m, r);
+      else walk<N, false, true>(D, at, at, k, V{}, change, k, q, m, r);
     } else {
-      const float* before = line_of(job, parent);
+      const float *before = line_of(job, parent), *from = after(job.before(parent));
       const V decay = all(before[C + H8 + h]);
-      const Columns from = after(job.before(parent));
-      if (row < 0) walk<N, true, false>(D, from, at, before + key, decay, delta, k, q, m, r);
-      else walk<N, true, true>(D, from, at, before + key, decay, delta, k, q, m, r);
+      if (row < 0) walk<N, true, false>(D, from, at, before + key, decay, change, k, q, m, r);
+      else walk<N, true, true>(D, from, at, before + key, decay, change, k, q, m, r);
     }
     const V beta = all(line[C + h]), decay = all(line[C + H8 + h]), both = all(line[C + 2 * H8 + g]);
     for (int n = 0; n < N; n++) {
-      delta[n] = mul(sub(load(line + value + 8 * n), mul(decay, m[n])), beta);
-      if (row >= 0) store(job.out + (row * job.heads + h) * E + column + 8 * n, fma(both, delta[n], mul(decay, r[n])));
+      change[n] = mul(sub(load(line + value + 8 * n), mul(decay, m[n])), beta);
+      if (row >= 0) store(job.out + (row * job.heads + h) * E + column + 8 * n, fma(both, change[n], mul(decay, r[n])));
     }
     last = row;
   }
