@@ -53,14 +53,18 @@ def instructions(name: str) -> Iterator[None]:
 def announce(lengths: list[int], *shapes: list[dict[str, Array]]) -> None:
     """As the runtime does before a pass; of graphs with one layer of each shape."""
     numbers = [
-        (one["keys"].ctypes.data, 1, one["values"].ctypes.data, 1, one["keys"].shape[1], length)
+        (one["keys"].ctypes.data, 1, one["values"].ctypes.data, 1, one["keys"].shape[1], length, 0)
         for texts in shapes
         for one, length in zip(texts, lengths, strict=True)
     ]
+    announce_numbers(numbers, len(lengths), len(shapes) or 1)
+
+
+def announce_numbers(numbers: Sequence[tuple[int, ...]], count: int, shapes: int = 1) -> None:
+    """Announces so many texts, each by seven numbers for every shape of layers' caches."""
     array = np.array(numbers, np.int64)
     take: Any = ctypes.CDLL(str(library())).eagle_next_texts
-    counts = ctypes.c_int64(len(lengths)), ctypes.c_int64(len(shapes) or 1)
-    assert take(ctypes.c_void_p(array.ctypes.data), *counts) == 0
+    assert take(ctypes.c_void_p(array.ctypes.data), ctypes.c_int64(count), ctypes.c_int64(shapes)) == 0
 
 
 def write_rows(where: int) -> None:

@@ -29,11 +29,7 @@ constexpr int64_t BLOCK_ROWS = 48;  // rows times query heads per key of one pie
 constexpr int64_t PIECES = 6;       // of a pass over few columns, at least: rows are split until there are as many
 constexpr int64_t MANY = 8192;      // numbers that are worth several threads' rotating or folding
 
-// Texts of the next pass of this thread, for each shape of layers' caches: where the first such layer's keys and values of
-// each lie, bytes from one of these layers to the next, columns that they are laid out for, and how many are valid.
-struct Text {
-  int64_t keys, key_layer, values, value_layer, columns, committed;
-};
+// Texts of the next pass of this thread, for each shape of layers' caches.
 constexpr int64_t MOST_TEXTS = 64, MOST_SHAPES = 4;
 thread_local Text texts[MOST_SHAPES * MOST_TEXTS];
 thread_local int64_t text_count = 0, shape_count = 0;
@@ -244,19 +240,29 @@ const Text* texts_with(const void* past_keys) {
   return found;
 }
 
+}  // namespace
+
+ort::Status find_text(const void* keys, const void* values, int64_t columns, int64_t i, Text* own) {
+  const Text *announced = texts_with(keys), &first = announced[0];
+  *own = announced[i];
+  const int64_t at = reinterpret_cast<int64_t>(keys);
+  const int64_t layer = first.key_layer > 0 ? (at - first.keys) / first.key_layer : -1;
+  if (layer < 0 || first.keys + layer * first.key_layer != at ||
+      first.values + layer * first.value_layer != reinterpret_cast<int64_t>(values) || first.columns != columns ||
+      own->columns < 1 || own->committed < 0 || own->committed > own->columns)
+    return ort::error("ExactTreeAttention: a text's cache is not as it was announced");
+  own->keys += layer * own->key_layer, own->values += layer * own->value_layer, own->next += layer * own->value_layer;
+  return nullptr;
+}
+
+namespace {
 // The rows of text i among those of a pass, whose cache is that of text 0 in this layer.
 ort::Status narrow_to(const Seen& seen, int64_t i, const Heads& node, Attention* job) {
   Attention& j = *job;
   const int64_t D = j.width, row = seen.row, from = row * j.kv_heads * D, to = row * j.kv_heads * j.row;
-  const Text *announced = texts_with(j.past_keys), &first = announced[0], &own = announced[i];
-  const int64_t layer =
-      first.key_layer > 0 ? (reinterpret_cast<int64_t>(j.past_keys) - first.keys) / first.key_layer : -1;
-  if (layer < 0 || first.keys + layer * first.key_layer != reinterpret_cast<int64_t>(j.past_keys) ||
-      first.values + layer * first.value_layer != reinterpret_cast<int64_t>(j.past_values) ||
-      first.columns != j.columns || own.columns < 1 || own.committed < 0 || own.committed > own.columns)
-    return ort::error("ExactTreeAttention: a text's cache is not as it was announced");
-  j.past_keys = reinterpret_cast<const void*>(own.keys + layer * own.key_layer);
-  j.past_values = reinterpret_cast<const void*>(own.values + layer * own.value_layer);
+  Text own;
+  RETURN_IF_ERROR(find_text(j.past_keys, j.past_values, j.columns, i, &own));
+  j.past_keys = reinterpret_cast<const void*>(own.keys), j.past_values = reinterpret_cast<const void*>(own.values);
   j.columns = own.columns, j.committed = own.committed;
   if (j.value_piece > 0) spread(job, own.columns);
   j.rows = seen.rows, j.positions += row;
@@ -404,7 +410,7 @@ const Kind ATTENTION = {10, [](int) { return true; }, create_kind<Heads, read>, 
 const ort::CustomOp* attention_operator() { return &OPERATOR; }
 }  // namespace eagle
 
-// Announces the texts of the next pass of this thread: six numbers of each, as in Text, for one shape of layers' caches
+// Announces the texts of the next pass of this thread: seven numbers of each, as in Text, for one shape of layers' caches
 // after the other. count 0: none any more. Returns 0, or -1 where there are too many.
 EXPORTED int eagle_next_texts(const int64_t* numbers, int64_t count, int64_t shapes) {
   if (count < 0 || count > eagle::MOST_TEXTS || shapes < 1 || shapes > eagle::MOST_SHAPES) return -1;

@@ -132,6 +132,22 @@ void each_block(const void* work, int64_t first, int64_t last, uint8_t* scratch)
                            reinterpret_cast<float*>(scratch));
 }
 
+// The rows of text i among those of a pass, from this one on.
+ort::Status narrow_to(int64_t row, int64_t i, Delta* job) {
+  Delta& j = *job;
+  Text own;
+  RETURN_IF_ERROR(find_text(j.past_rows, j.past_state, j.past, i, &own));
+  j.past = own.columns, j.pending = j.past - (j.tokens - 1);
+  if (i > 0) j.new_state = reinterpret_cast<float*>(own.next);
+  if (j.pending < 0 || j.past > (1 << 20) || j.new_state == nullptr ||
+      own.values == reinterpret_cast<int64_t>(j.new_state))
+    return ort::error("RowExactDelta: a text was announced with too few past rows, or without memory for a new state");
+  j.past_rows = reinterpret_cast<const float*>(own.keys), j.past_state = reinterpret_cast<const float*>(own.values);
+  j.qkv += row * j.channels(), j.b += row * j.heads, j.a += row * j.heads;
+  j.out += row * j.heads * j.width, j.new_rows += row * j.kept();
+  return nullptr;
+}
+
 ort::Status plan(const void* what, Pass* pass) {
   const Net& net = *static_cast<const Net*>(what);
   Delta all = net.delta;
@@ -147,7 +163,6 @@ ort::Status plan(const void* what, Pass* pass) {
     return ort::error("RowExactDelta: past rows or the past state have another shape or type");
   bool several = false;
   RETURN_IF_ERROR(look(pass->input(POSITIONS), pass->input(MASK), rows, 0, pass, &several));
-  if (several) return ort::error("RowExactDelta: rows of several texts");
   const int64_t out[3] = {1, rows, H * all.width}, rows_out[3] = {1, rows, all.kept()};
   RETURN_IF_ERROR(pass->output(0, out, 3, &all.out));
   RETURN_IF_ERROR(pass->output(1, rows_out, 3, &all.new_rows));
@@ -168,6 +183,7 @@ ort::Status plan(const void* what, Pass* pass) {
     RETURN_IF_ERROR(order_rows(&text, pass));
     Delta& j = texts[i] = all;
     j.rows = text.rows;
+    RETURN_IF_ERROR(several ? narrow_to(text.row, i, &j) : nullptr);
     j.order = text.preorder.order, j.parents = text.preorder.parents, j.places = text.preorder.places;
     const int64_t kept = text.preorder.kept > 0 || j.pending < 2 ? text.preorder.kept : 1;
     pass->needs(static_cast<size_t>(kept * j.key_width * DELTA_COLUMNS) * sizeof(float));

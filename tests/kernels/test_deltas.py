@@ -3,6 +3,7 @@ rows before it lie: in the state, among the past rows, or in the tree."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,14 @@ import pytest
 from conftest import needs_operators
 from delta_graphs import Delta, delta
 from eagle_runtime.base.errors import BackendError
-from operator_graphs import HIDDEN, INSTRUCTION_SETS, Array, OneNode, bits, instructions
+from eagle_runtime.ort.session import texts_mask
+from operator_graphs import HIDDEN, INSTRUCTION_SETS, Array, OneNode, announce, announce_numbers, bits, instructions
 
 pytestmark = needs_operators
 SHAPES = [(2, 4, 16, 16), (1, 2, 128, 128), (3, 3, 8, 72), (1, 9, 24, 40)]
 TREE = [-1, 0, 0, 1, 1, 2, 3, 5, 7, 6, 0, 10]
 CHAIN = list(range(-1, 39))
-NEW = ("qkv", "b", "a")
+NEW, CACHE = ("qkv", "b", "a"), ("keys", "values")
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
@@ -106,6 +108,64 @@ def test_a_prompt_has_its_bits_in_pieces_of_any_size() -> None:
         parts.append(out)
         past, first = np.concatenate([past[:, past.shape[1] - layer.tokens + 1 :], new], 1), first + count
     np.testing.assert_array_equal(bits(np.concatenate(parts, 1)), bits(whole))
+
+
+class Texts:
+    """Several texts that share a pass of the second of two layers."""
+
+    def __init__(self, layer: Delta, rng: np.random.Generator) -> None:
+        parts = ((1, TREE), (0, [-1]), (4, CHAIN[:20]), (1, [-1, 0]))
+        self.alone = [layer.feeds(rng, pending, parents) for pending, parents in parts]
+        self.caches = [{name: np.stack([np.zeros_like(one[name]), one[name]]) for name in CACHE} for one in self.alone]
+        self.states = [np.zeros_like(cache["values"]) for cache in self.caches]
+        self.numbers = [
+            (*self._of_cache(cache), state.ctypes.data) for cache, state in zip(self.caches, self.states, strict=True)
+        ]
+
+    def _of_cache(self, cache: dict[str, Array]) -> tuple[int, ...]:
+        keys, values = cache["keys"], cache["values"]
+        return keys.ctypes.data, keys[0].nbytes, values.ctypes.data, values[0].nbytes, keys.shape[2], 0
+
+    def feeds(self) -> dict[str, Array]:
+        ends = np.cumsum([one["b"].shape[1] for one in self.alone]).tolist()
+        rows = {name: np.concatenate([one[name] for one in self.alone], 1) for name in (*NEW, "positions")}
+        mask = texts_mask([one["mask"][0, 0] for one in self.alone], ends)[None, None]
+        return {**rows, **{name: self.caches[0][name][1] for name in CACHE}, "mask": mask}
+
+
+@pytest.fixture
+def texts() -> Iterator[Texts]:
+    yield Texts(small(), np.random.default_rng(3))
+    announce([])
+
+
+def test_rows_of_several_texts_share_a_pass(texts: Texts) -> None:
+    """Each text's new state goes where it was announced."""
+    session = small().session(2)
+    expected = [session.run(None, one) for one in texts.alone]
+    announce_numbers(texts.numbers, len(texts.numbers))
+    out, rows, state = session.run(None, texts.feeds())
+    for got, parts in ((out, [one[0] for one in expected]), (rows, [one[1] for one in expected])):
+        np.testing.assert_array_equal(bits(got), bits(np.concatenate(parts, 1)))
+    for got, one in zip([state, *(each[1] for each in texts.states[1:])], expected, strict=True):
+        np.testing.assert_array_equal(bits(got), bits(one[2]))
+    assert not any(each[0].any() for each in texts.states)
+
+
+@pytest.mark.parametrize(
+    ("place", "number", "message"),
+    [
+        (4, 0, "not as it was announced"),
+        (4, 2, "too few past rows"),
+        (6, 0, "without memory"),
+    ],
+)
+def test_announcements_that_do_not_fit_are_refused(texts: Texts, place: int, number: int, message: str) -> None:
+    numbers = [list(each) for each in texts.numbers]
+    numbers[1][place] = number - numbers[1][3] * (place == 6)  # of the first layer
+    announce_numbers([tuple(each) for each in numbers], len(numbers))
+    with pytest.raises(Exception, match=message):
+        small().session().run(None, texts.feeds())
 
 
 def small() -> Delta:

@@ -77,7 +77,7 @@ def test_layers_of_several_shapes_share_a_pass(order: tuple[int, ...]) -> None:
 
 def test_too_many_texts_or_shapes_are_not_taken() -> None:
     call: Any = ctypes.CDLL(str(library())).eagle_next_texts
-    nothing = ctypes.c_void_p(np.zeros(6, np.int64).ctypes.data)
+    nothing = ctypes.c_void_p(np.zeros(7, np.int64).ctypes.data)
     for texts, shapes in ((MOST_TEXTS + 1, 1), (1, MOST_SHAPES + 1), (1, 0), (-1, 1)):
         assert call(nothing, ctypes.c_int64(texts), ctypes.c_int64(shapes)) == -1
 

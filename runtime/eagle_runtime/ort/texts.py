@@ -35,6 +35,6 @@ class Announcement:
 def _numbers(cache: Part) -> tuple[int, ...]:
     if isinstance(cache, KVCache):
         layer_bytes = 2 * cache.rows.strides[0]
-        return cache.addresses[0], layer_bytes, cache.addresses[1], layer_bytes, cache.length, cache.length
+        return cache.addresses[0], layer_bytes, cache.addresses[1], layer_bytes, cache.length, cache.length, 0
     keys, values, columns, of_keys, of_values = cache.past
-    return keys, of_keys, values, of_values, columns, cache.length
+    return keys, of_keys, values, of_values, columns, cache.length, 0
