@@ -26,6 +26,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from convolution_graphs import convolution
+from delta_graphs import delta
 from eagle_export.recipes.blocks import Grid
 from eagle_runtime.base.errors import BackendError
 from eagle_runtime.ort.session import texts_mask
@@ -41,7 +42,7 @@ RUNS = 3  # of a changed graph that can be opened
 NUMBERS = (0.0, -0.0, 1.0, np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-45, 1e-38, 65504.0, 70000.0, -1e9, 2**31, -(2**63))
 WHOLE = (0, 1, -1, 2, 3, 7, 8, 15, 16, 64, 255, 256, 257, 4096, 2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 1, -(2**63))
 FAR = 1 << 40  # bytes to a second layer, which no graph has
-NOBODY = np.zeros(6, np.int64)  # the texts of a pass of one, of which none is read
+NOBODY = np.zeros(7, np.int64)  # the texts of a pass of one, of which none is read
 TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.UINT8, TensorProto.INT8, TensorProto.INT64)
 HEADS = (
     Heads(4, 2, 16, 16),
@@ -119,6 +120,10 @@ def subjects(rng: np.random.Generator) -> list[Subject]:
         layer = convolution(rng, heads, heads.kv_heads + 2, biased=heads.kv_heads == 1)
         one = made("convolution", layer.session(), lambda i, c=layer: c.feeds(rng, lengths[i], parents, 10))  # type: ignore[misc]
         found.append(Subject(one.name, one.model, one.sessions, one.feeds, tuple(lengths)))
+    for shape in ((2, 4, 16, 16), (1, 1, 8, 40)):
+        net = delta(rng, *shape)
+        one = made("delta", net.session(), lambda i, d=net: d.feeds(rng, i % 3, parents))  # type: ignore[misc]
+        found.append(Subject(one.name, one.model, one.sessions, one.feeds, (0,) * FEEDS))
     for norms in (False, True):
         both = layers(rng, norms=norms)
         found.append(made("steps", both.joined, lambda i, b=both: b.feeds(rng, 9 * i, parents), 1 + norms))  # type: ignore[misc]
@@ -307,16 +312,17 @@ class Fuzz:
         """Announces two or three texts of a subject; returns them, and the inputs of a pass over their rows."""
         chosen = rng.permutation(len(subject.feeds))[: int(rng.integers(2, 4))]
         texts = [{name: array.copy() for name, array in subject.feeds[i].items()} for i in chosen]
-        numbers = [
-            (one["keys"].ctypes.data, FAR, one["values"].ctypes.data, FAR, one["keys"].shape[1], subject.lengths[i])
-            for one, i in zip(texts, chosen, strict=True)
-        ]
+        numbers = []
+        for one, i in zip(texts, chosen, strict=True):
+            one["next"] = np.empty_like(one["values"])
+            keys, values, following = (one[name].ctypes.data for name in ("keys", "values", "next"))
+            numbers.append((keys, FAR, values, FAR, one["keys"].shape[1], subject.lengths[i], following))
         array = np.array(numbers, np.int64)
         if rng.random() < 0.5:  # caches of another shape begin before or after those
-            other = array + np.array([16, 0, 16, 0, 0, 0]) * int(rng.choice([-1, 1]))
+            other = array + np.array([16, 0, 16, 0, 0, 0, 16]) * int(rng.choice([-1, 1]))
             array = np.concatenate([other, array] if rng.random() < 0.5 else [array, other])
         assert self._library.eagle_next_texts(array.ctypes.data, len(texts), len(array) // len(texts)) == 0
-        names = ("q", "k", "v", "x", "positions", "cosine", "sine")
+        names = ("q", "k", "v", "x", "qkv", "b", "a", "positions", "cosine", "sine")
         feeds = {name: np.concatenate([one[name] for one in texts], 1) for name in names if name in texts[0]}
         ends = np.cumsum([one["positions"].shape[1] for one in texts]).tolist()
         mask = texts_mask([one["mask"][0, 0] for one in texts], ends)

@@ -13,7 +13,18 @@ CASES = 3000  # five seconds with sanitizers
 def test_inputs_that_do_not_fit() -> None:
     ends = run(0, CASES, seed=0).ends
     assert {name for name, _ in ends} == {
-        *("product", "gated", "normed", "norm", "attention", "attention over rows", "steps", "experts", "convolution"),
+        *(
+            "product",
+            "gated",
+            "normed",
+            "norm",
+            "attention",
+            "attention over rows",
+            "steps",
+            "experts",
+            "convolution",
+            "delta",
+        ),
     }
     for end in ("not opened", "refused", "computed"):
         assert all(ends[name, end] > 0 for name, _ in ends), end
