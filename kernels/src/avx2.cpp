@@ -4,11 +4,7 @@
 
 namespace eagle {
 namespace {
-#include "lanes.hpp"
-#include "rows.inl"
-#include "attention.inl"
-#include "convolution.inl"
-#include "delta.inl"
+#include "forms.inl"
 
 constexpr bool SIGNED = true;  // levels of eight bits
 constexpr bool PUTS_APART = true;
@@ -78,7 +74,6 @@ struct Block<R, 4, APART> {
 #include "tile.inl"
 }  // namespace
 
-const Kernels avx2_kernels = {"avx2",  true, PUTS_APART, TILE_ROWS,  before, quantise, product,   prepare,
-                              scratch, part, join,       whole_rows, keep,   convolve, delta_row, delta_block};
+const Kernels avx2_kernels = {"avx2", true, PUTS_APART, TILE_ROWS, FORMS};
 }  // namespace eagle
 #endif

@@ -4,11 +4,7 @@
 
 namespace eagle {
 namespace {
-#include "lanes.hpp"
-#include "rows.inl"
-#include "attention.inl"
-#include "convolution.inl"
-#include "delta.inl"
+#include "forms.inl"
 
 constexpr bool SIGNED = false;  // levels of eight bits
 constexpr bool PUTS_APART = false;
@@ -17,7 +13,6 @@ constexpr bool PUTS_APART = false;
 #include "tile.inl"
 }  // namespace
 
-const Kernels avx512_kernels = {"avx512", false, PUTS_APART, TILE_ROWS,  before, quantise, product,   prepare,
-                                scratch,  part,  join,       whole_rows, keep,   convolve, delta_row, delta_block};
+const Kernels avx512_kernels = {"avx512", false, PUTS_APART, TILE_ROWS, FORMS};
 }  // namespace eagle
 #endif

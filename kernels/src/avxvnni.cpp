@@ -4,11 +4,7 @@
 
 namespace eagle {
 namespace {
-#include "lanes.hpp"
-#include "rows.inl"
-#include "attention.inl"
-#include "convolution.inl"
-#include "delta.inl"
+#include "forms.inl"
 
 constexpr bool SIGNED = false;  // levels of eight bits
 constexpr bool PUTS_APART = false;
@@ -21,7 +17,6 @@ INLINE Ints dots(Ints sums, Ints levels, Ints four) {
 #include "tile.inl"
 }  // namespace
 
-const Kernels vnni_kernels = {"vnni",  false, PUTS_APART, TILE_ROWS,  before, quantise, product,   prepare,
-                              scratch, part,  join,       whole_rows, keep,   convolve, delta_row, delta_block};
+const Kernels vnni_kernels = {"vnni", false, PUTS_APART, TILE_ROWS, FORMS};
 }  // namespace eagle
 #endif

@@ -4,7 +4,7 @@
 //   inputs   qkv [1, T, C] fp32, q of all G key heads of width D, k, then v of H heads of width E; b and a [1, T, H]
 //            past rows [1, W, C + 2 H]: qkv, b and a of the last committed rows; the first K - 1 are in the past state, the
 //            others are not
-//            past state [H, D, E], of each head 32 columns [D, 32] after the other, at the end those that are left;
+//            past state [H, D, E], of each head 32 columns [D, 32] after the other, or 8 where 32 do not divide E
 //            position_ids, tree_mask: as of ExactTreeAttention
 //            weights [C, 1, K] of the convolution, those of the row itself last; A_log and dt_bias [H]: initializers
 //   outputs  [1, T, H * E]: what rows read of the state; [1, T, C + 2 H]: qkv, b and a again, as past rows of a later pass;
@@ -23,11 +23,6 @@ constexpr int64_t MOST_KEPT = 64;  // states of a tree at once
 constexpr int64_t MANY = 4096;     // numbers that are worth several threads' convolutions
 constexpr int64_t FEW = 50000;     // numbers of states that one thread walks over as fast as several
 
-struct Net {
-  Delta delta{};
-  const Kernels* kernels = nullptr;
-};
-
 // e^x, by its series and squares: sums and products of fp64, which are the same everywhere.
 float power_of_e(float x) {
   const double small = double(x > 87 ? 87.f : x < -87 ? -87.f : x) / 1024;
@@ -37,8 +32,8 @@ float power_of_e(float x) {
   return float(power);
 }
 
-ort::Status read(const Source& source, Net* net) {
-  Delta& j = net->delta;
+ort::Status read(const Source& source, Delta* net) {
+  Delta& j = *net;
   ort::Tensor weights, rates, biases;
   RETURN_IF_ERROR(source.constant(WEIGHTS, &weights));
   RETURN_IF_ERROR(source.constant(RATES, &rates));
@@ -60,7 +55,7 @@ ort::Status read(const Source& source, Net* net) {
     gates[h] = power_of_e(static_cast<const float*>(rates.data)[h]);
     gates[j.filled() + h] = static_cast<const float*>(biases.data)[h];
   }
-  net->kernels = &chosen();
+  j.kernels = &chosen();
   return turn(source, weights, &j.weights);
 }
 
@@ -74,16 +69,15 @@ ort::Status order_rows(Seen* text, Pass* pass) {
   memset(places, 0, static_cast<size_t>(rows) * sizeof(int32_t));
   memset(child - 1, -1, static_cast<size_t>(rows + 1) * sizeof(int32_t));
   for (int64_t t = 0; t < rows; t++) {
-    const int32_t* sees = text->chain ? nullptr : text->seen + text->first[t];
-    const int64_t n = text->chain ? t + 1 : text->first[t + 1] - text->first[t];
-    const int64_t parent = text->chain || n < 2 ? t - 1 : sees[n - 2];
-    parents[t] = n < 2 ? -1 : static_cast<int32_t>(parent);
-    if (!text->chain &&
-        (n < 1 || sees[n - 1] != t ||
-         (n > 1 && (text->first[parent + 1] - text->first[parent] != n - 1 ||
-                    memcmp(sees, text->seen + text->first[parent], size_t(n - 1) * sizeof(int32_t)) != 0))))
-      return ort::error("RowExactDelta: a row of tree_mask does not see what its parent sees, and itself");
-    if (n > 1) places[parent] = 1;  // it has children
+    parents[t] = static_cast<int32_t>(t - 1);
+    if (!text->chain) {
+      const int32_t *first = text->first + t, *sees = text->seen + first[0], n = first[1] - first[0];
+      parents[t] = n < 2 ? -1 : sees[n - 2];
+      const int32_t *before = text->first + (n < 2 ? t : parents[t]), alike = n < 2 ? 0 : before[1] - before[0];
+      if (n < 1 || sees[n - 1] != t || alike != n - 1 || memcmp(sees, text->seen + *before, size_t(alike) * 4) != 0)
+        return ort::error("RowExactDelta: a row of tree_mask does not see what its parent sees, and itself");
+    }
+    if (parents[t] >= 0) places[parents[t]] = 1;  // it has children
   }
   for (int without = 0; without < 2; without++)
     for (int64_t t = rows - 1; t >= 0; t--)
@@ -106,30 +100,21 @@ ort::Status order_rows(Seen* text, Pass* pass) {
   return nullptr;
 }
 
-struct Work {
-  const Delta* texts;
-  const Kernels* kernels;
-};
-
-void each_row(const void* work, int64_t first, int64_t last, uint8_t*) {
-  const Work& w = *static_cast<const Work*>(work);
-  const int64_t parts = w.texts->key_heads + 1;
-  for (const Delta* j = w.texts; last > 0; j++) {
-    const int64_t pieces = (j->pending + j->rows) * parts;
+void each_row(const void* texts, int64_t first, int64_t last, uint8_t*) {
+  for (const Delta* j = static_cast<const Delta*>(texts); last > 0; j++) {
+    const int64_t parts = j->key_heads + 1, pieces = (j->pending + j->rows) * parts;
     for (int64_t i = first < 0 ? 0 : first; i < last && i < pieces; i++)
-      w.kernels->delta_row(*j, i / parts - j->pending, i % parts);
+      j->kernels->delta_row(*j, i / parts - j->pending, i % parts);
     first -= pieces, last -= pieces;
   }
 }
 
-int64_t blocks(const Delta& j) { return (j.width + DELTA_COLUMNS - 1) / DELTA_COLUMNS; }
-
-void each_block(const void* work, int64_t first, int64_t last, uint8_t* scratch) {
-  const Work& w = *static_cast<const Work*>(work);
-  const int64_t of_head = blocks(*w.texts), of_text = w.texts->heads * of_head;
+void each_block(const void* texts, int64_t first, int64_t last, uint8_t* scratch) {
+  const Delta* j = static_cast<const Delta*>(texts);
+  const int64_t of_head = j->width / j->columns(), of_text = j->heads * of_head;
   for (int64_t i = first; i < last; i++)
-    w.kernels->delta_block(w.texts[i / of_text], i % of_text / of_head, i % of_head * DELTA_COLUMNS,
-                           reinterpret_cast<float*>(scratch));
+    j->kernels->delta_block(j[i / of_text], i % of_text / of_head, i % of_head * j->columns(),
+                            reinterpret_cast<float*>(scratch));
 }
 
 // The rows of text i among those of a pass, from this one on.
@@ -149,8 +134,7 @@ ort::Status narrow_to(int64_t row, int64_t i, Delta* job) {
 }
 
 ort::Status plan(const void* what, Pass* pass) {
-  const Net& net = *static_cast<const Net*>(what);
-  Delta all = net.delta;
+  Delta all = *static_cast<const Delta*>(what);
   const ort::Tensor &qkv = pass->input(QKV), &b = pass->input(B), &a = pass->input(A);
   const ort::Tensor &past_rows = pass->input(PAST_ROWS), &past_state = pass->input(PAST_STATE);
   const int64_t rows = qkv.rank == 3 ? qkv.dims[1] : 0, H = all.heads;
@@ -175,8 +159,7 @@ ort::Status plan(const void* what, Pass* pass) {
 
   const Visible& seen = pass->visible;
   Delta* texts = pass->memory.get_zeros<Delta>(static_cast<size_t>(seen.count));
-  Work* work = pass->memory.get_zeros<Work>(1);
-  if (texts == nullptr || work == nullptr) return ort::error(NO_MEMORY);
+  if (texts == nullptr) return ort::error(NO_MEMORY);
   int64_t lines = 0;
   for (int64_t i = 0; i < seen.count; i++) {
     Seen& text = seen.texts[i];
@@ -184,9 +167,9 @@ ort::Status plan(const void* what, Pass* pass) {
     Delta& j = texts[i] = all;
     j.rows = text.rows;
     RETURN_IF_ERROR(several ? narrow_to(text.row, i, &j) : nullptr);
-    j.order = text.preorder.order, j.parents = text.preorder.parents, j.places = text.preorder.places;
-    const int64_t kept = text.preorder.kept > 0 || j.pending < 2 ? text.preorder.kept : 1;
-    pass->needs(static_cast<size_t>(kept * j.key_width * DELTA_COLUMNS) * sizeof(float));
+    j.tree = text.preorder;
+    const int64_t kept = j.tree.kept > 0 || j.pending < 2 ? j.tree.kept : 1;
+    pass->needs(static_cast<size_t>(kept * j.key_width * j.columns()) * sizeof(float));
     lines += j.pending + j.rows;
   }
   float* ready =
@@ -194,12 +177,12 @@ ort::Status plan(const void* what, Pass* pass) {
   if (ready == nullptr) return ort::error(NO_MEMORY);
   for (int64_t i = 0; i < seen.count; i++)
     texts[i].ready = ready, ready += (texts[i].pending + texts[i].rows) * all.line();
-  *work = {texts, net.kernels};
-  pass->add(each_row, work, lines * (all.key_heads + 1), lines * all.channels() < MANY);
-  pass->add(each_block, work, seen.count * H * blocks(all), lines * H * all.key_width * all.width < FEW);
+  pass->add(each_row, texts, lines * (all.key_heads + 1), lines * all.channels() < MANY);
+  pass->add(each_block, texts, seen.count * H * (all.width / all.columns()),
+            lines * H * all.key_width * all.width < FEW);
   return nullptr;
 }
 }  // namespace
 
-const Kind DELTA = {INPUTS, [](int i) { return i < WEIGHTS; }, create_kind<Net, read>, plan};
+const Kind DELTA = {INPUTS, [](int i) { return i < WEIGHTS; }, create_kind<Delta, read>, plan};
 }  // namespace eagle

@@ -99,12 +99,12 @@ static void fold_columns(const Delta& job, int64_t h, int64_t column, float* scr
   float* committed = job.new_state + (h * E + column) * D;
   auto after = [&](int64_t row) {  // where the state is after it
     if (row < -job.pending) return const_cast<float*>(past);
-    return row == -1 ? committed : scratch + (row < 0 ? 0 : job.places[row] - 1) * D * 8 * N;
+    return row == -1 ? committed : scratch + (row < 0 ? 0 : job.tree.places[row] - 1) * D * 8 * N;
   };
   if (job.pending == 0) memcpy(committed, past, static_cast<size_t>(D) * 8 * N * sizeof(float));
   V change[N], m[N], r[N];
   for (int64_t i = -job.pending, last = INT64_MIN; i < job.rows; i++) {
-    const int64_t row = i < 0 ? i : job.order[i], parent = job.before(row);
+    const int64_t row = i < 0 ? i : job.tree.order[i], parent = job.before(row);
     const float *line = line_of(job, row), *k = line + key, *q = line + query;
     float* at = after(parent);
     if (parent != last) {
@@ -126,9 +126,6 @@ static void fold_columns(const Delta& job, int64_t h, int64_t column, float* scr
 }
 
 static void delta_block(const Delta& job, int64_t head, int64_t column, float* scratch) {
-  const int64_t vectors = smaller(DELTA_COLUMNS, job.width - column) / 8;
-  if (vectors == 4) fold_columns<4>(job, head, column, scratch);
-  else if (vectors == 3) fold_columns<3>(job, head, column, scratch);
-  else if (vectors == 2) fold_columns<2>(job, head, column, scratch);
+  if (job.columns() == 32) fold_columns<4>(job, head, column, scratch);
   else fold_columns<1>(job, head, column, scratch);
 }

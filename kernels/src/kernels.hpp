@@ -110,8 +110,14 @@ struct Convolution {
   int64_t tokens;        // that a row sees, itself included
 };
 
-constexpr int64_t MOST_TOKENS = 64;    // that a short convolution sees
-constexpr int64_t DELTA_COLUMNS = 32;  // of a state, of one piece of work
+constexpr int64_t MOST_TOKENS = 64;  // that a short convolution sees
+
+// An order of a tree's rows in which each one's first child follows it.
+struct Preorder {
+  const int32_t *order, *parents;  // [rows]: rows in this order; of each row its parent, -1 for none
+  const int32_t* places;           // [rows]: of the state after a row, among those that are kept at once, from 1 on
+  int64_t kept;
+};
 
 // A gated delta net, whose H heads each have a state [D, E] that every row of a text changes. Rows are numbered from
 // -past to -1 those of the past, from 0 on the new ones.
@@ -125,14 +131,16 @@ struct Delta {
   const float *past_rows, *past_state;         // [W, C + 2 H], [H, D, E]
   float *out, *new_rows, *new_state;           // [T, H * E], [T, C + 2 H], [H, D, E]
   float* ready;                                // [pending + T, `line`]: see delta.inl
-  const int32_t *order, *parents, *places;     // see Preorder
+  Preorder tree;                               // of the new rows
+  const struct Kernels* kernels;
 
   INLINE int64_t sharing() const { return heads / key_heads; }
   INLINE int64_t channels() const { return 2 * key_heads * key_width + heads * width; }
   INLINE int64_t kept() const { return channels() + 2 * heads; }
   INLINE int64_t filled() const { return (heads + 7) / 8 * 8; }
   INLINE int64_t line() const { return channels() + 2 * filled() + key_heads; }
-  INLINE int64_t before(int64_t row) const { return row < 0 ? row - 1 : parents[row]; }
+  INLINE int64_t columns() const { return width % 32 ? 8 : 32; }  // of a state, that lie together
+  INLINE int64_t before(int64_t row) const { return row < 0 ? row - 1 : tree.parents[row]; }
 };
 
 struct Kernels {
@@ -155,7 +163,7 @@ struct Kernels {
   void (*convolve)(const Attention& job, const Convolution& layer, int64_t row);
   // Makes ready what a row has for a key head and the heads that share it; of `part` = key_heads, for the gates.
   void (*delta_row)(const Delta& job, int64_t row, int64_t part);
-  void (*delta_block)(const Delta& job, int64_t head, int64_t column, float* scratch);  // DELTA_COLUMNS of a state
+  void (*delta_block)(const Delta& job, int64_t head, int64_t column, float* scratch);  // `columns` of a state
 };
 
 const Kernels& chosen();       // the best set of this processor, or the one that was asked for

@@ -15,11 +15,7 @@
 
 namespace eagle {
 namespace {
-#include "lanes.hpp"
-#include "rows.inl"
-#include "attention.inl"
-#include "convolution.inl"
-#include "delta.inl"
+#include "forms.inl"
 
 constexpr int TILE_ROWS = 4;
 constexpr bool PUTS_APART = false;
@@ -78,7 +74,6 @@ INLINE void write(float* p, Floats v) { store(p, v.a), store(p + 8, v.b); }
 #include "tile.inl"
 }  // namespace
 
-const Kernels neon_kernels = {"neon",  true, PUTS_APART, TILE_ROWS,  before, quantise, product,   prepare,
-                              scratch, part, join,       whole_rows, keep,   convolve, delta_row, delta_block};
+const Kernels neon_kernels = {"neon", true, PUTS_APART, TILE_ROWS, FORMS};
 }  // namespace eagle
 #endif

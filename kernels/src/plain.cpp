@@ -5,11 +5,7 @@
 
 namespace eagle {
 namespace {
-#include "lanes.hpp"
-#include "rows.inl"
-#include "attention.inl"
-#include "convolution.inl"
-#include "delta.inl"
+#include "forms.inl"
 
 int32_t level_of(int bits, const uint8_t* levels, int64_t k, int64_t column) {
   if (bits == 8) return levels[k / 4 * 64 + column * 4 + k % 4];
@@ -36,6 +32,5 @@ void product(const Tile& t, int bits, int rows) {
 }
 }  // namespace
 
-const Kernels plain_kernels = {"plain", false, false, 4,          before, quantise, product,   prepare,
-                               scratch, part,  join,  whole_rows, keep,   convolve, delta_row, delta_block};
+const Kernels plain_kernels = {"plain", false, false, 4, FORMS};
 }  // namespace eagle

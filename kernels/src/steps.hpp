@@ -2,6 +2,7 @@
 // when a session is opened; in each pass it checks its inputs, provides its outputs and says what is to be computed.
 #pragma once
 #include "crew.hpp"
+#include "kernels.hpp"
 #include "memory.hpp"
 #include "ort.hpp"
 
@@ -30,19 +31,12 @@ struct Source {
   const char* named(const char* name, char* full) const;
 };
 
-// An order of a tree's rows in which each one's first child follows it; null until it is asked for.
-struct Preorder {
-  const int32_t *order, *parents;  // [rows]: rows in this order; of each row its parent, -1 for none
-  const int32_t* places;           // [rows]: of the state after a row, among those that are kept at once, from 1 on
-  int64_t kept;
-};
-
 // Which of a tree's rows each row of a text sees; the rows of several texts may make one pass.
 struct Seen {
   int64_t row, rows, longest;   // its first row in the pass, its rows, the most that one of them sees
   bool chain;                   // row t sees the tree's rows 0..t; else those in `seen`
   const int32_t *seen, *first;  // row t sees seen[first[t]] .. seen[first[t + 1] - 1], ascending
-  Preorder preorder;            // of delta nets
+  Preorder preorder;            // without one until a delta net asks for it
 };
 struct Visible {
   const float* mask;
