@@ -55,8 +55,8 @@ static void convolve_channels(const Delta& job, int64_t row, int64_t first, int6
 static void delta_row(const Delta& job, int64_t row, int64_t part) {
   if (part == job.key_heads) return gates(job, row);
   const int64_t D = job.key_width, keys = job.key_heads * D, values = job.sharing() * job.width;
-  float *line = line_of(job, row), *q = line + part * D, *k = q + keys;
-  convolve_channels(job, row, part * D, D);
+  float *line = line_of(job, row), *k = line + keys + part * D, *q = row < 0 ? k : k - keys;  // of the past none reads
+  if (row >= 0) convolve_channels(job, row, part * D, D);
   convolve_channels(job, row, keys + part * D, D);
   convolve_channels(job, row, 2 * keys + part * values, values);
   V of_q = all(0.f), of_k = all(0.f), both = all(0.f);
