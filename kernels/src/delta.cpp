@@ -8,7 +8,7 @@
 //            position_ids, tree_mask: as of ExactTreeAttention
 //            weights [C, 1, K] of the convolution, those of the row itself last; A_log and dt_bias [H]: initializers
 //   outputs  [1, T, H * E]: what rows read of the state; [1, T, C + 2 H]: qkv, b and a again, as past rows of a later pass;
-//            [H, D, E]: the state after all committed rows, which must not lie where the past one does
+//            [H, D, E]: the state after all committed rows, which may be put where the past one lies
 //   attributes  key_heads, heads, key_width, width
 //
 // q, k and v go through a convolution of K tokens and x * sigmoid(x). A head makes of its state S, with q and k of length 1,
@@ -124,8 +124,7 @@ ort::Status narrow_to(int64_t row, int64_t i, Delta* job) {
   RETURN_IF_ERROR(find_text(j.past_rows, j.past_state, j.past, i, &own));
   j.past = own.columns, j.pending = j.past - (j.tokens - 1);
   if (i > 0) j.new_state = reinterpret_cast<float*>(own.next);
-  if (j.pending < 0 || j.past > (1 << 20) || j.new_state == nullptr ||
-      own.values == reinterpret_cast<int64_t>(j.new_state))
+  if (j.pending < 0 || j.past > (1 << 20) || j.new_state == nullptr)
     return ort::error("RowExactDelta: a text was announced with too few past rows, or without memory for a new state");
   j.past_rows = reinterpret_cast<const float*>(own.keys), j.past_state = reinterpret_cast<const float*>(own.values);
   j.qkv += row * j.channels(), j.b += row * j.heads, j.a += row * j.heads;
@@ -151,7 +150,6 @@ ort::Status plan(const void* what, Pass* pass) {
   RETURN_IF_ERROR(pass->output(0, out, 3, &all.out));
   RETURN_IF_ERROR(pass->output(1, rows_out, 3, &all.new_rows));
   RETURN_IF_ERROR(pass->output(2, past_state.dims, 3, &all.new_state));
-  if (all.new_state == past_state.data) return ort::error("RowExactDelta: the new state lies where the past one does");
   all.qkv = static_cast<const float*>(qkv.data);
   all.b = static_cast<const float*>(b.data), all.a = static_cast<const float*>(a.data);
   all.past_rows = static_cast<const float*>(past_rows.data);

@@ -101,7 +101,7 @@ static void fold_columns(const Delta& job, int64_t h, int64_t column, float* scr
     if (row < -job.pending) return const_cast<float*>(past);
     return row == -1 ? committed : scratch + (row < 0 ? 0 : job.tree.places[row] - 1) * D * 8 * N;
   };
-  if (job.pending == 0) memcpy(committed, past, static_cast<size_t>(D) * 8 * N * sizeof(float));
+  if (job.pending == 0 && committed != past) memcpy(committed, past, static_cast<size_t>(D) * 8 * N * sizeof(float));
   V change[N], m[N], r[N];
   for (int64_t i = -job.pending, last = INT64_MIN; i < job.rows; i++) {
     const int64_t row = i < 0 ? i : job.tree.order[i], parent = job.before(row);
