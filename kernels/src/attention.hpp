@@ -1,4 +1,4 @@
-// What attention, convolutions and delta nets have in common: rows of texts, and the caches with the rows before them.
+// What attention, convolutions and delta nets share: rows of texts, and the caches with the rows before them.
 #pragma once
 #include "kernels.hpp"
 #include "steps.hpp"
@@ -11,9 +11,9 @@ struct Heads {
   const Kernels* kernels = nullptr;
 };
 
-// Of a text that shares a pass: where the first layer's keys and values lie, bytes from one such layer to the next, columns
-// that they are laid out for, and how many are valid. Of a delta net past rows and states, W as columns, and where the
-// first layer's new state goes; text 0 has outputs for them.
+// Of a text that shares a pass: where the first layer's keys and values lie, bytes from one such layer to the next,
+// columns that they are laid out for, and how many are valid. Of a delta net past rows and states, W as columns, and
+// where the first layer's new state goes; text 0 has outputs for them.
 struct Text {
   int64_t keys, key_layer, values, value_layer, columns, committed, next;
 };
@@ -21,8 +21,8 @@ struct Text {
 // Text i of those that were announced, in the layer in which text 0 has these keys and values.
 ort::Status find_text(const void* keys, const void* values, int64_t columns, int64_t i, Text* own);
 
-// Reads which of a tree's rows each of the new ones sees, once for all layers. most_earlier: rows that may stand before the
-// new ones in the mask. several: whether the rows are of several texts, which were announced.
+// Reads which of a tree's rows each of the new ones sees, once for all layers. most_earlier: rows that may stand before
+// the new ones in the mask. several: whether the rows are of several texts, which were announced.
 ort::Status look(const ort::Tensor& positions, const ort::Tensor& tree, int64_t rows, int64_t most_earlier, Pass* pass,
                  bool* several);
 

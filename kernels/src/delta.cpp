@@ -1,19 +1,19 @@
-// A step of RowExactSteps: a gated delta net, in the place of attention (Qwen3.5). A row's result depends on the committed
-// state, on itself and on the tokens before it that it sees, in their order, and on nothing else.
+// A step of RowExactSteps: a gated delta net, in the place of attention (Qwen3.5). A row's result depends on the
+// committed state, on itself and on the tokens before it that it sees, in their order, and on nothing else.
 //
 //   inputs   qkv [1, T, C] fp32, q of all G key heads of width D, k, then v of H heads of width E; b and a [1, T, H]
-//            past rows [1, W, C + 2 H]: qkv, b and a of the last committed rows; the first K - 1 are in the past state, the
-//            others are not
+//            past rows [1, W, C + 2 H]: qkv, b and a of the last committed rows; the first K - 1 are in the past state,
+//            the others are not
 //            past state [H, D, E], of each head 32 columns [D, 32] after the other, or 8 where 32 do not divide E
 //            position_ids, tree_mask: as of ExactTreeAttention
 //            weights [C, 1, K] of the convolution, those of the row itself last; A_log and dt_bias [H]: initializers
-//   outputs  [1, T, H * E]: what rows read of the state; [1, T, C + 2 H]: qkv, b and a again, as past rows of a later pass;
+//   outputs  [1, T, H * E]: what rows read of the state; [1, T, C + 2 H]: qkv, b and a again, past rows of a later pass;
 //            [H, D, E]: the state after all committed rows, which may be put where the past one lies
 //   attributes  key_heads, heads, key_width, width
 //
-// q, k and v go through a convolution of K tokens and x * sigmoid(x). A head makes of its state S, with q and k of length 1,
-// beta = sigmoid(b) and decay = e^(-e^A_log * log(1 + e^(a + dt_bias))): S' = decay * S + k x (v - k decay S) beta, and reads
-// q S' / root(D).
+// q, k and v go through a convolution of K tokens and x * sigmoid(x). With q and k of length 1, beta = sigmoid(b) and
+// decay = e^(-e^A_log * log(1 + e^(a + dt_bias))) a head makes S' = decay * S + k x (v - k decay S) beta of its state S,
+// and reads q S' / root(D).
 #include "attention.hpp"
 
 namespace eagle {

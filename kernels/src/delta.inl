@@ -1,6 +1,6 @@
 // Gated delta nets, eight numbers at a time. Included once per instruction set, after rows.inl.
 //
-// A line that is ready has q of all key heads, k, v; beta of all heads, filled up, decay alike; k times q of all key heads.
+// A line that is ready: q of all key heads, k, v; beta of all heads, filled up, decay alike; k times q of all key heads.
 
 static inline V softplus(V x) {  // log(1 + e^x): the larger of 0 and x, and log1p(t) = 2 atanh(t / (2 + t)), t <= 1
   const V t = exponential(sub(all(0.f), absolute(x)));
@@ -72,16 +72,17 @@ static void delta_row(const Delta& job, int64_t row, int64_t part) {
   line[job.channels() + 2 * job.filled() + part] = sum_of(both);
 }
 
-// Sums with a row's k, and with its q where it READS, of 8 * N columns of a state. FOLDS: of what the state at `from` becomes
-// by the row before, with its k, decay and change, which goes to `to`.
+// Sums with a row's k, and with its q where it READS, of 8 * N columns of a state. FOLDS: of what the state at `from`
+// becomes by the row before, with its k, decay and change, which goes to `to`; `ahead` is wanted next.
 template <int N, bool FOLDS, bool READS>
 static INLINE void walk(int64_t D, const float* from, float* to, const float* fold, V decay, const V* change,
-                        const float* k, const float* q, V* of_k, V* of_q) {
+                        const float* ahead, const float* k, const float* q, V* of_k, V* of_q) {
   V m[N], r[N];
   UNROLLED for (int n = 0; n < N; n++) m[n] = r[n] = all(0.f);
-  for (int64_t i = 0; i < D; i++, from += 8 * N, to += 8 * N) {
+  for (int64_t i = 0; i < D; i++, from += 8 * N, to += 8 * N, ahead += 8 * N) {
     const V key = all(k[i]), query = all(READS ? q[i] : 0.f), by = all(FOLDS ? fold[i] : 0.f);
     UNROLLED for (int n = 0; n < N; n++) {
+      if (FOLDS && READS && n % 2 == 0) __builtin_prefetch(ahead + 8 * n, 0, 2);
       V state = load(from + 8 * n);
       if (FOLDS) store(to + 8 * n, state = fma(by, change[n], mul(decay, state)));
       m[n] = fma(key, state, m[n]);
@@ -108,13 +109,14 @@ static void fold_columns(const Delta& job, int64_t h, int64_t column, float* scr
     const float *line = line_of(job, row), *k = line + key, *q = line + query;
     float* at = after(parent);
     if (parent != last) {
-      if (row < 0) walk<N, false, false>(D, at, at, k, V{}, change, k, q, m, r);
-      else walk<N, false, true>(D, at, at, k, V{}, change, k, q, m, r);
+      if (row < 0) walk<N, false, false>(D, at, at, k, V{}, change, at, k, q, m, r);
+      else walk<N, false, true>(D, at, at, k, V{}, change, at, k, q, m, r);
     } else {
       const float *before = line_of(job, parent), *from = after(job.before(parent));
       const V decay = all(before[C + H8 + h]);
-      if (row < 0) walk<N, true, false>(D, from, at, before + key, decay, change, k, q, m, r);
-      else walk<N, true, true>(D, from, at, before + key, decay, change, k, q, m, r);
+      if (row < 0) walk<N, true, false>(D, from, at, before + key, decay, change, from, k, q, m, r);
+      else
+        walk<N, true, true>(D, from, at, before + key, decay, change, parent < 0 ? past + D * 8 * N : from, k, q, m, r);
     }
     const V beta = all(line[C + h]), decay = all(line[C + H8 + h]), both = all(line[C + 2 * H8 + g]);
     for (int n = 0; n < N; n++) {

@@ -4,7 +4,8 @@
 //
 //   inputs   plan [steps, 20 or 17] int64, an initializer: per step its kind (0: RowExactMatMul, 1: ExactTreeAttention,
 //            2: RowExactNorm, 3: RowExactExperts, see experts.cpp, 4: ExactSinCos, 5: RowExactConvolution, see
-//            convolution.cpp, 6: RowExactDelta, see delta.cpp), the places of its 16 inputs, or of the first 13, and those of its 3 outputs. An input is -1 (absent), the number of an input of the node, or -2 - n, n being an
+//            convolution.cpp, 6: RowExactDelta, see delta.cpp), the places of its 16 inputs, or of the first 13, and
+//            those of its 3 outputs. An input is -1 (absent), the number of an input of the node, or -2 - n, n being an
 //            output of an earlier step, of which each has three numbers: 3 * step + output. An output is the number of
 //            one of the node, -1 (read by steps alone), or -2 (the step has no such output)
 //            then whatever the steps read
