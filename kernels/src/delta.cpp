@@ -7,12 +7,12 @@
 //            past state [H, D, E], of each head 32 columns [D, 32] after the other, or 8 where 32 do not divide E
 //            position_ids, tree_mask: as of ExactTreeAttention
 //            weights [C, 1, K] of the convolution, those of the row itself last; A_log and dt_bias [H]: initializers
-//   outputs  [1, T, H * E]: what rows read of the state; [1, T, C + 2 H]: qkv, b and a again, past rows of a later pass;
+//   outputs  [1, T, H * E]: what rows read of the state; [1, T, C + 2 H]: qkv, b and a, past rows of later passes;
 //            [H, D, E]: the state after all committed rows, which may be put where the past one lies
 //   attributes  key_heads, heads, key_width, width
 //
 // q, k and v go through a convolution of K tokens and x * sigmoid(x). With q and k of length 1, beta = sigmoid(b) and
-// decay = e^(-e^A_log * log(1 + e^(a + dt_bias))) a head makes S' = decay * S + k x (v - k decay S) beta of its state S,
+// decay = e^(-e^A_log * log(1 + e^(a + dt_bias))) a head makes S' = decay * S + k x (v - k decay S) beta of a state S,
 // and reads q S' / root(D).
 #include "attention.hpp"
 

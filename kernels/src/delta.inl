@@ -1,6 +1,6 @@
 // Gated delta nets, eight numbers at a time. Included once per instruction set, after rows.inl.
 //
-// A line that is ready: q of all key heads, k, v; beta of all heads, filled up, decay alike; k times q of all key heads.
+// A ready line: q of all key heads, k, v; beta of all heads, filled up, decay alike; k times q of all key heads.
 
 static inline V softplus(V x) {  // log(1 + e^x): the larger of 0 and x, and log1p(t) = 2 atanh(t / (2 + t)), t <= 1
   const V t = exponential(sub(all(0.f), absolute(x)));
