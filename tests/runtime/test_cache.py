@@ -23,10 +23,12 @@ from eagle_runtime.base.tree import root_only
 from eagle_runtime.core import cache as cache_module
 from eagle_runtime.core.cache import ALIGNMENT, FIRST, KEPT, STEP, Cache, HeadMajorCache, KVCache, aligned_empty
 from eagle_runtime.core.mixed_cache import MixedCache
+from eagle_runtime.core.state_cache import StateCache
 from eagle_runtime.core.target import Target
 from insides import sessions_of
 
 LAYERS, CAPACITY, HEADS, WIDTH = 2, 12, 2, 4
+HELD = 3
 MANY = 3 * STEP - 10
 PIECES = 2
 
@@ -107,6 +109,57 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.length == len(self.expected)
         assert self.cache.room == self.cache.capacity - len(self.expected)
         self.check_rows()
+
+
+class StatesMachine(CacheMachine):
+    """A state is a number that depends on each tag of the text so far, in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache: StateCache = StateCache(LAYERS, CAPACITY, HELD, 1, (1,))
+
+    def write(self, count: int) -> list[int]:
+        tags = [next(self.tags) for _ in range(count)]
+        self.cache.make_room(count)
+        before, after = self.cache._states
+        end = self.cache.count
+        after[:, 0] = folded(self.cache.rows[0, HELD:end, 0].tolist(), int(before[0, 0]))
+        self.cache.rows[:, end : end + count, 0] = tags
+        self.cache.computed()
+        return tags
+
+    @rule()
+    def mark(self) -> None:
+        self.cache.mark()
+
+    @rule(data=st.data())
+    def truncate(self, data: st.DataObject) -> None:
+        length = self.cache.reach(data.draw(st.integers(0, self.cache.length)))
+        self.cache.truncate(length)
+        del self.expected[length:]
+
+    @precondition(lambda self: self.cache.length > 0)
+    @rule(data=st.data())
+    def copy(self, data: st.DataObject) -> None:
+        """To a new cache, which goes on; the text may lose its end."""
+        length = self.cache.reach(data.draw(st.integers(0, self.cache.length)))
+        arrays = self.cache.read(length)
+        self.cache = StateCache(LAYERS, CAPACITY, HELD, 1, (1,))
+        self.cache.write(arrays)
+        del self.expected[length:]
+
+    def check_rows(self) -> None:
+        cache, text = self.cache, [0] * HELD + self.expected
+        cache.make_room(0)
+        assert (cache._states[0] == folded(self.expected[: cache.base])).all()
+        assert (cache.rows[:, : cache.count, 0] == text[cache.base :]).all()
+        assert cache.nbytes >= cache.rows.nbytes
+
+
+def folded(tags: list[int], state: int = 0) -> int:
+    for tag in tags:
+        state = (3 * state + tag) % 65521
+    return state
 
 
 class RowsMachine(CacheMachine):
@@ -254,11 +307,12 @@ def marks(tags: list[int]) -> npt.NDArray[np.float64]:
 
 TestRows, TestHeadMajor, TestInt8 = RowsMachine.TestCase, HeadMajorMachine.TestCase, Int8Machine.TestCase
 TestNative = NativeMachine.TestCase
+TestStates = StatesMachine.TestCase
 TestMixed, TestMixedHeadMajor = MixedMachine.TestCase, MixedHeadMajorMachine.TestCase
 TestRows.settings = TestHeadMajor.settings = TestInt8.settings = TestNative.settings = settings(
     max_examples=40, stateful_step_count=15, deadline=None
 )
-TestMixed.settings = TestMixedHeadMajor.settings = TestRows.settings
+TestMixed.settings = TestMixedHeadMajor.settings = TestStates.settings = TestRows.settings
 
 
 def test_rows_of_a_mixed_cache_are_read_and_written() -> None:

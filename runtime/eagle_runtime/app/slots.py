@@ -67,7 +67,8 @@ class Slot:
 
     def rows(self, ids: Sequence[int]) -> int:
         """Tokens of a text whose rows the target holds."""
-        return min(common_prefix(self.state.tokens, ids), self.state.target.cache.length)
+        cache = self.state.target.cache
+        return cache.reach(min(common_prefix(self.state.tokens, ids), cache.length))
 
     def copy_from(self, source: Slot, most: int | None = None) -> None:
         """Take the rows of another conversation as they will be at the first step. most: of its first tokens alone,

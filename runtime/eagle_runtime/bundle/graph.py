@@ -24,6 +24,8 @@ OLDER_OPERATORS = (*ROTATED_OUTSIDE, "9", "10", "11")  # all of which are in OPE
 SCALE = 4  # bytes of one
 FLOATS = ("float32", "float16")  # in which keys and values may be kept, where they are not bytes
 CACHE_PARTS = ("key", "value")
+STATE_PARTS = ("rows", "state")
+AFTER = "W+"  # before a number in the name of a dimension: W rows of a text after so many that its state has
 INT8_ROWS = (*CACHE_PARTS, "key_scale", "value_scale")
 
 Shape = tuple[int | str, ...]
@@ -67,6 +69,19 @@ class AlikeLayers:
     kept: tuple[TensorSpec, ...]
     row_shape: tuple[int, int]
     dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayers:
+    """Layers that have a state and no keys (core.state_cache). past, new: of each the names of the inputs and outputs
+    with rows and state. held: rows that a pass reads of those that the state has. row: numbers of one; shape: of a
+    state."""
+
+    past: tuple[tuple[str, str], ...]
+    new: tuple[tuple[str, str], ...]
+    held: int
+    row: int
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +134,17 @@ class GraphSpec:
         kept, row = tuple(self.inputs[name] for name in past), self.outputs[new[0]]
         return AlikeLayers(len(numbers), past, new, kept, (int(row.shape[2]), int(row.shape[3])), row.dtype)
 
+    @property
+    def states(self) -> StateLayers | None:
+        """The layers that have a state and no keys; None if there are none."""
+        count = sum(name.startswith("past_states.") and name.endswith(".rows") for name in self.inputs)
+        if count == 0:
+            return None
+        names = [state_names(number) for number in range(count)]
+        rows, state = (self.inputs[name].shape for name in names[0][0])
+        past, new = (tuple(pair[side] for pair in names) for side in (0, 1))
+        return StateLayers(past, new, int(str(rows[1]).removeprefix(AFTER)), int(rows[2]), tuple(map(int, state)))
+
     def native_form(self) -> GraphSpec:
         """The description of `native`; the graph's own where there is none."""
         if self.native is None:
@@ -158,6 +184,13 @@ def past_names(num_layers: int, rows: Sequence[str] = CACHE_PARTS) -> list[str]:
 def present_names(num_layers: int, rows: Sequence[str] = CACHE_PARTS) -> list[str]:
     """Returns the names of the outputs that hold new key/value rows, in the order of `past_names`."""
     return [f"present.{layer}.{row}" for layer in range(num_layers) for row in rows]
+
+
+def state_names(number: int) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Returns the names of the inputs with the rows and the state of a layer that has a state and no keys, and of the
+    outputs with its new ones. number: of such a layer."""
+    past, new = (tuple(f"{side}.{number}.{part}" for part in STATE_PARTS) for side in ("past_states", "present_states"))
+    return (past[0], past[1]), (new[0], new[1])
 
 
 def ahead_inputs(heads: int, grounded: bool) -> list[str]:
@@ -201,9 +234,27 @@ def cache_shapes(graph: GraphSpec, layers: Sequence[tuple[int, int]]) -> tuple[d
     return inputs, dict(zip(present_names(len(layers), names), new, strict=True))
 
 
+def state_shapes(graph: GraphSpec) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """Returns the shapes that inputs and outputs of states must have: in all layers those of the first."""
+    count = sum(name.startswith("past_states.") for name in graph.inputs) // len(STATE_PARTS)
+    first = [graph.inputs.get(name) for name in state_names(0)[0]]
+    rows, state = (() if one is None else one.shape for one in first)
+    held = str(rows[1]).removeprefix(AFTER) if len(rows) == 3 else ""
+    sizes = [*rows[2:], *state]
+    if not held.isdecimal() or not 0 < int(held) < 64 or not all(isinstance(one, int) and one > 0 for one in sizes):
+        rows, state = (1, f"{AFTER}3", 1), (1, 1, 1)
+    past: dict[str, Shape] = {}
+    new: dict[str, Shape] = {}
+    for number in range(count):
+        (rows_in, state_in), (rows_out, state_out) = state_names(number)
+        past |= {rows_in: (1, *rows[1:]), state_in: state}
+        new |= {rows_out: (1, "T", *rows[2:]), state_out: state}
+    return past, new
+
+
 def cache_types(graph: GraphSpec, name: str) -> tuple[str, ...]:
     """Returns the types that an input or output of `cache_shapes` may have."""
-    if name.endswith("_scale"):
+    if name.endswith("_scale") or "_states." in name:
         return ("float32",)
     return ("int8",) if is_int8(graph) and name != "tree_mask" else FLOATS
 

@@ -22,7 +22,7 @@ from eagle_runtime.base.files import MANIFEST_BYTES, bundle_file, read_json
 from eagle_runtime.base.files import MANIFEST_NAME as MANIFEST_NAME
 from eagle_runtime.base.tree import MAX_DEPTH, MAX_NODES
 from eagle_runtime.bundle.graph import GraphSpec as GraphSpec
-from eagle_runtime.bundle.graph import Shape, cache_shapes, cache_types, present_names
+from eagle_runtime.bundle.graph import Shape, cache_shapes, cache_types, present_names, state_shapes
 from eagle_runtime.bundle.graph import TensorSpec as TensorSpec
 from eagle_runtime.bundle.graph import pieces_of as pieces_of
 from eagle_runtime.bundle.head import BlockSpec as BlockSpec
@@ -235,6 +235,8 @@ def _check_graphs(manifest: Manifest, where: str) -> None:
                 raise _wrong(where, f"{name}: graph: {short_repr(key)} is {kind}, which no tensor is")
         keyless = isinstance(spec, HeadSpec) and spec.form.keyless
         past, new = cache_shapes(spec.graph, [] if keyless else _heads_of_layers(spec))
+        states = state_shapes(spec.graph)
+        past, new = past | states[0], new | states[1]
         for part, wanted, specs in (
             ("inputs", {**inputs, **past}, spec.graph.inputs),
             ("outputs", {**outputs, **new}, spec.graph.outputs),

@@ -100,9 +100,9 @@ class Cache(ABC):
         assert self.length <= rows
 
     def read(self, most: int | None = None) -> list[npt.NDArray[np.generic]]:
-        """Returns a copy of the committed rows, or of the first `most` of them: arrays whose axis ROWS_AXIS counts
-        rows. Caches of one class and model take them with `write`. Raises NotImplementedError for memory of a
-        device."""
+        """Returns a copy of the committed rows, or of the first `most` of them, a number that `reach` gives: arrays
+        whose axis ROWS_AXIS counts rows, and then what else there is (StateCache.read). Caches of one class and model
+        take them with `write`. Raises NotImplementedError for memory of a device."""
         raise NotImplementedError
 
     def write(self, arrays: Sequence[npt.NDArray[np.generic]]) -> None:
@@ -113,6 +113,14 @@ class Cache(ABC):
     def kinds(self) -> list[Kind]:
         """Shape without the axis of rows, and type, of each array that `read` returns."""
         return []
+
+    def rows_in(self, arrays: Sequence[npt.NDArray[np.generic]]) -> int:
+        """Returns how many rows `write` would take from arrays. Raises ValueError for other shapes or types."""
+        counts = {array.shape[ROWS_AXIS] for array in arrays if array.ndim > ROWS_AXIS}
+        given = [(array.shape[:ROWS_AXIS] + array.shape[ROWS_AXIS + 1 :], array.dtype) for array in arrays]
+        if len(counts) != 1 or given != self.kinds:
+            raise ValueError(f"rows of shapes and types {given} do not fit a cache of {self.kinds}")
+        return int(counts.pop())
 
     @abstractmethod
     def gather(self, path: Int) -> None:
@@ -141,8 +149,20 @@ class Cache(ABC):
             self.gather(path)
         self.length += count
 
+    def computed(self) -> None:
+        """Called after each forward pass."""
+        return
+
+    def mark(self) -> None:
+        """Remember this place, to which `truncate` may be asked to go back."""
+        return
+
+    def reach(self, length: int) -> int:
+        """Returns how many rows, `length` at most, `truncate` can leave: other ones can be read again alone."""
+        return length
+
     def truncate(self, length: int) -> None:
-        """Drop every row from `length` on."""
+        """Drop every row from `length` on. length: a number that `reach` gives."""
         assert 0 <= length <= self.length
         self.length = length
 
@@ -150,15 +170,6 @@ class Cache(ABC):
         """Treat `length` rows as committed, whatever they hold, so that forward passes after them can be timed."""
         assert 0 <= length <= self.capacity
         self.length = length
-
-
-def checked_rows(arrays: Sequence[npt.NDArray[np.generic]], kinds: Sequence[Kind]) -> int:
-    """Returns the rows of arrays that `Cache.read` made. kinds: of the cache. Raises ValueError."""
-    counts = {array.shape[ROWS_AXIS] for array in arrays if array.ndim > ROWS_AXIS}
-    given = [(array.shape[:ROWS_AXIS] + array.shape[ROWS_AXIS + 1 :], array.dtype) for array in arrays]
-    if len(counts) != 1 or given != list(kinds):
-        raise ValueError(f"rows of shapes and types {given} do not fit a cache of {list(kinds)}")
-    return int(counts.pop())
 
 
 class KVCache(Cache):
@@ -171,6 +182,11 @@ class KVCache(Cache):
         super().__init__(capacity)
         self.layers = layers
         self.rows = aligned_empty((2 * layers, min(FIRST, capacity), kv_heads, head_dim), dtype)
+
+    @property
+    def count(self) -> int:
+        """Rows before those that the next pass writes."""
+        return self.length
 
     @property
     def addresses(self) -> list[int]:
@@ -221,7 +237,7 @@ class KVCache(Cache):
         return [self.rows[:, :count].copy()]
 
     def write(self, arrays: Sequence[npt.NDArray[np.generic]]) -> None:
-        count = checked_rows(arrays, self.kinds)
+        count = self.rows_in(arrays)
         self.length = 0
         self.make_room(count)
         self.rows[:, :count] = arrays[0]
@@ -335,7 +351,7 @@ class HeadMajorCache(Cache):
         return [np.moveaxis(array[:, :, :, :count], 3, ROWS_AXIS).copy() for array in self.arrays]
 
     def write(self, arrays: Sequence[npt.NDArray[np.generic]]) -> None:
-        count = checked_rows(arrays, self.kinds)
+        count = self.rows_in(arrays)
         self.truncate(0)
         self._lay_out(max(count, 1))
         for array, rows in zip(self.arrays, arrays, strict=True):

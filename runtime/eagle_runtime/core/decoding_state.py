@@ -57,7 +57,7 @@ class DecodingState:
         """Drop what does not belong to a text that begins with `ids`, or goes on from them. Returns the number of rows
         of the target that stay; the tokens after them are to be read."""
         same = common_prefix(self.tokens, ids)
-        kept = min(max(0, min(same, len(ids)) - 1), self.target.cache.length)
+        kept = self.target.cache.reach(min(max(0, min(same, len(ids)) - 1), self.target.cache.length))
         self.target.cache.truncate(kept)
         for one in self._drafting:
             one.truncate(kept)
@@ -79,6 +79,8 @@ class DecodingState:
             for one in self._drafting:
                 one.note(features)
             start = len(self.tokens)
+            if start == len(ids):
+                self.target.cache.mark()
             yield Chunk(start, logits)
 
     def emit(self, tokens: Sequence[int], features: Features) -> None:
@@ -113,7 +115,9 @@ class DecodingState:
         return sum(cache.token_bytes for cache in self.caches)
 
     def snapshot(self, most: int | None = None) -> Snapshot:
-        """Returns a copy of all that is held, but for rows of draft models; most: of the text's first tokens alone."""
+        """Returns a copy of all that is held, but for rows of draft models; most: of the text's first tokens alone, or
+        of fewer where the cache cannot go back to so many."""
+        most = None if most is None else self.target.cache.reach(most)
         head = None if self.head is None else self.head.snapshot()
         return Snapshot(tuple(self.tokens[:most]), tuple(self.target.cache.read(most)), head)
 

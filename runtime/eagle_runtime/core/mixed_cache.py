@@ -1,21 +1,24 @@
-"""The key/value rows of a model whose layers have heads of several shapes, as Gemma-4 has: a cache for each shape."""
+"""The key/value rows of a model whose layers have heads of several shapes, as Gemma-4 has: a cache for each shape. Of a
+model with states another one holds these (Qwen3.5)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.base.tree import Int
-from eagle_runtime.core.cache import Cache, HeadMajorCache, Kind, KVCache, checked_rows
+from eagle_runtime.core.cache import Cache, HeadMajorCache, Kind, KVCache
+from eagle_runtime.core.state_cache import StateCache
 
-Part = KVCache | HeadMajorCache
+Part = KVCache | HeadMajorCache | StateCache
 
 
 class MixedCache(Cache):
-    """Caches of one class whose rows are committed and dropped together. parts: of each shape, in the order of
-    GraphSpec.alike. Its own length counts: an interrupt may leave another one in a part, until that is used next."""
+    """Caches whose rows are committed and dropped together. parts: of each shape, in the order of GraphSpec.alike, and
+    the states last. Its own length counts: an interrupt may leave another one in a part, until that is used next."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = tuple(parts)
@@ -60,17 +63,37 @@ class MixedCache(Cache):
         return [array for part in self.each() for array in part.read(most)]
 
     def write(self, arrays: Sequence[npt.NDArray[np.generic]]) -> None:
-        count, first = checked_rows(arrays, self.kinds), 0
+        count = self.rows_in(arrays)
         self.length = 0
-        for part in self.each():
-            last = first + len(part.kinds)
-            part.write(arrays[first:last])
-            first = last
+        for part, own in zip(self.each(), self._divided(arrays), strict=True):
+            part.write(own)
         self.length = count
+
+    def rows_in(self, arrays: Sequence[npt.NDArray[np.generic]]) -> int:
+        counts = {part.rows_in(own) for part, own in zip(self.parts, self._divided(arrays), strict=True)}
+        if len(counts) != 1:
+            raise ValueError(f"{len(arrays)} arrays of rows do not fit a cache of {len(self.kinds)}")
+        return counts.pop()
+
+    def _divided(self, arrays: Sequence[npt.NDArray[np.generic]]) -> list[Sequence[npt.NDArray[np.generic]]]:
+        """Of each part its own; the last one has all that are left."""
+        firsts = list(accumulate((len(part.kinds) for part in self.parts[:-1]), initial=0))
+        return [arrays[first:end] for first, end in zip(firsts, [*firsts[1:], None], strict=True)]
 
     def gather(self, path: Int) -> None:
         for part in self.each():
             part.gather(path)
+
+    def computed(self) -> None:
+        for part in self.each():
+            part.computed()
+
+    def mark(self) -> None:
+        for part in self.each():
+            part.mark()
+
+    def reach(self, length: int) -> int:
+        return min(part.reach(length) for part in self.each())
 
     def truncate(self, length: int) -> None:
         for part in self.each():

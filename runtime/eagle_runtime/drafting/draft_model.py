@@ -55,14 +55,14 @@ class DraftModelHead(ForgettingHead):
 
     def truncate(self, length: int) -> None:
         self._noted = length
-        self.cache.truncate(min(length, self.cache.length))
+        self.cache.truncate(self.cache.reach(min(length, self.cache.length)))
         del self._read[self.cache.length :]
 
     def catch_up(self, tokens: Sequence[int], ranker: Ranker | None = None, rows: int | None = None) -> Proposal:
         """As in DraftHead, but reads the whole text."""
         if len(tokens) > self.cache.capacity:
             return nothing(1, self.top_k, len(tokens))
-        kept = min(common_prefix(self._read, tokens), self.cache.length, len(tokens) - 1)
+        kept = self.cache.reach(min(common_prefix(self._read, tokens), self.cache.length, len(tokens) - 1))
         self.cache.truncate(kept)
         del self._read[kept:]
         for start in range(kept, len(tokens), self._model.chunk):

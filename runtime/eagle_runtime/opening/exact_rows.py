@@ -91,6 +91,7 @@ def equal_rows(target: Target) -> bool:
     vocab_size = target.vocab_size
     tokens = np.random.default_rng(0).integers(0, vocab_size, PAST + DEPTH)
     target.prefill(tokens[:PAST].tolist())
+    target.cache.mark()
     chain = tokens[PAST:]
     alone = []
     for token in chain.tolist():

@@ -171,5 +171,8 @@ def _models(
 ) -> tuple[Target, HeadOfText | None]:
     session, *heads = sessions
     exact, native = getattr(session, "exact", False), getattr(session, "native", False)
-    target = Target(session, context, NATIVE_CHUNK if native else SHORT_CHUNK if exact else PREFILL_CHUNK)
+    short = (
+        exact and not native
+    ) or manifest.target.graph.states is not None  # whose cache holds a chunk's rows in full
+    target = Target(session, context, SHORT_CHUNK if short else NATIVE_CHUNK if native else PREFILL_CHUNK)
     return target, head_of(heads[0], manifest, context, SCRATCH, transitions) if heads else None

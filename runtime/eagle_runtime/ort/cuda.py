@@ -69,9 +69,10 @@ def check_graphs(bundle: Path, manifest: Manifest) -> None:
             "eagle-export engines, or run it on backend cpu"
         )
     for name, model in manifest.models.items():
-        if len(model.graph.alike) > 1:
+        if len(model.graph.alike) > 1 or model.graph.states is not None:
             raise BackendError(
-                f"{bundle}: the {name} graph's layers have keys of several shapes, which run on backend cpu alone"
+                f"{bundle}: the {name} graph's layers have keys of several shapes, or states, which run on backend cpu "
+                "alone"
             )
         stored = {weight.dtype for weight in model.graph.weights.values()}
         if "int8" in stored or pieces_of(model.graph) is not None:

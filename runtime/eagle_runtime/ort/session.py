@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from eagle_runtime.core.cache import HeadMajorCache, KVCache, NewRows, aligned_e
 from eagle_runtime.core.mixed_cache import MixedCache, Part
 from eagle_runtime.core.row_padding import RowPadding, pad_rows
 from eagle_runtime.core.session import Array, Session
+from eagle_runtime.core.state_cache import StateCache
 from eagle_runtime.machine.huge_pages import huge_pages
 from eagle_runtime.ort.library import CPU, VERSION, byte_products_saturate, open_graph, run_graph
 from eagle_runtime.ort.operators import Operators
@@ -30,7 +32,7 @@ DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
 DTYPES |= {"tensor(int64)": "int64", "tensor(int8)": "int8", "tensor(uint8)": "uint8"}
 MOST_BOUND = 64  # rows of passes that are bound apart: those of all trees that costs size
 IN_CACHE = 2  # where native operators write new rows (ort.texts)
-AnyCache = KVCache | HeadMajorCache | MixedCache
+AnyCache = Part | MixedCache
 
 
 @dataclass(slots=True)
@@ -61,10 +63,11 @@ class BoundSession(Session):
         self._session = session
         self._bound = Bound(session.io_binding())
         self._reads_host = device == "cpu"
-        past, new = spec.past, spec.present
-        self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.inputs.items() if n not in past}
-        self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.outputs.items() if n not in new}
-        self._alike = spec.alike
+        self._alike, self._states = spec.alike, spec.states
+        of_states = () if self._states is None else chain(*self._states.past, *self._states.new)
+        kept = {*spec.past, *spec.present, *of_states}
+        self.inputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.inputs.items() if n not in kept}
+        self.outputs: Mapping[str, TensorSpec] = {n: s for n, s in spec.outputs.items() if n not in kept}
         self._rows_input = next(name for name, one in self.inputs.items() if one.shape[:2] == (1, "T"))
         self._buffers: dict[str, Array] = {}
 
@@ -176,7 +179,7 @@ class OrtSession(BoundSession):
         # of the numbers of rows that trees have: to bind a cache of many layers anew takes as long as a layer
         self._by_rows: dict[int, Bound] = {}
         self._announce = None if operators is None else operators.announce_texts
-        self.joins = self.exact and self.native and len(self._alike) <= MOST_SHAPES
+        self.joins = self.exact and self.native and len(self._alike) + (self._states is not None) <= MOST_SHAPES
         self.may_join = self._announce is not None  # whether the operators learn which texts a pass has
 
     def close(self) -> None:
@@ -185,6 +188,8 @@ class OrtSession(BoundSession):
 
     def new_cache(self, capacity: int) -> AnyCache:
         parts = [self._new_part(number, capacity) for number in range(len(self._alike))]
+        if (states := self._states) is not None:
+            parts.append(StateCache(len(states.past), capacity, states.held, states.row, states.shape))
         return parts[0] if len(parts) == 1 else MixedCache(parts)
 
     def _new_part(self, number: int, capacity: int) -> Part:
@@ -227,17 +232,20 @@ class OrtSession(BoundSession):
         for number, part in enumerate(cache.each()):
             if isinstance(part, HeadMajorCache):
                 self._bind_head_major(number, part, rows)
+            elif isinstance(part, StateCache):
+                self._bind_states(part, rows)
             else:
                 self._bind_cache("cpu", self._alike[number], part.addresses, part.length, rows)
         results = {name: self._bind_output(name, sizes) for name in self.outputs}
         if self._announce is None:
             run_graph(self._session, self._bound.binding)
-            return results
-        self._announce.write_rows(IN_CACHE if cache.in_place else 0)
-        try:
-            run_graph(self._session, self._bound.binding)
-        finally:
-            self._announce.write_rows(0)
+        else:
+            self._announce.write_rows(IN_CACHE if cache.in_place else 0)
+            try:
+                run_graph(self._session, self._bound.binding)
+            finally:
+                self._announce.write_rows(0)
+        cache.computed()
         return results
 
     def _moved(self) -> None:
@@ -265,6 +273,17 @@ class OrtSession(BoundSession):
                 bound.binding.bind_output(name, "cpu", 0, array.dtype.type, (1, *array.shape), array.ctypes.data)
             bound.new[number] = place
 
+    def _bind_states(self, cache: StateCache, rows: int) -> None:
+        """Bind the states, the rows after them, and the places of `rows` new rows and of new states."""
+        assert self._states is not None
+        bind_input, bind_output = self._bound.binding.bind_input, self._bound.binding.bind_output
+        row, shape, single = self._states.row, self._states.shape, np.float32
+        for past, new, (place, old, coming) in zip(self._states.past, self._states.new, cache.places, strict=True):
+            bind_input(past[0], "cpu", 0, single, (1, cache.count, row), place)
+            bind_input(past[1], "cpu", 0, single, shape, old)
+            bind_output(new[0], "cpu", 0, single, (1, rows, row), place + 4 * row * cache.count)
+            bind_output(new[1], "cpu", 0, single, shape, coming)
+
     def run_together(self, passes: Sequence[tuple[Mapping[str, Any], Any]]) -> list[dict[str, Array]]:
         assert self._announce is not None and self.padding.rows(1) == 1, "the caller looks at `joins`"
         feeds = [feed for feed, _ in passes]
@@ -275,8 +294,9 @@ class OrtSession(BoundSession):
         for cache, count in zip(caches, rows.tolist(), strict=True):
             assert count <= cache.room, "the caller checks the capacity before a forward pass"
             cache.make_room(count)
-        if isinstance(caches[0], KVCache):
-            caches[0].make_room(ends[-1])  # all new rows are written after its own
+        firsts = [part for part in caches[0].each() if isinstance(part, (KVCache, StateCache))]
+        for part in firsts:
+            part.make_room(ends[-1])  # all new rows are written after its own
         merged = {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0] if name != "tree_mask"}
         merged["logit_rows"] += np.repeat(np.array([0, *ends[:-1]]), wanted)
         merged["tree_mask"] = texts_mask([feed["tree_mask"] for feed in feeds], ends)
@@ -285,8 +305,11 @@ class OrtSession(BoundSession):
             results = self._computed(merged, caches[0], ends[-1])
         finally:
             self._announce([])
-        if isinstance(caches[0], KVCache):
-            _give_rows(caches, [0, *ends])
+        for parts in zip(*(cache.each() for cache in caches), strict=True):
+            if isinstance(parts[0], (KVCache, StateCache)):
+                _give_rows(parts, [0, *ends])
+        for cache in caches[1:]:
+            cache.computed()
         bounds = {"T": [0, *ends], "R": [0, *wanted_ends]}
         kinds = {name: bounds[str(self.outputs[name].shape[1])] for name in results}
         return [
@@ -295,12 +318,12 @@ class OrtSession(BoundSession):
         ]
 
 
-def _give_rows(caches: Sequence[KVCache], starts: Sequence[int]) -> None:
+def _give_rows(caches: Sequence[KVCache | StateCache], starts: Sequence[int]) -> None:
     """Copy the new rows of a pass over several texts, which follow the first cache's committed ones, to the others.
     starts: of each text's rows among them, and the end."""
-    new = caches[0].rows[:, caches[0].length :]
+    new = caches[0].rows[:, caches[0].count :]
     for cache, start, end in zip(caches[1:], starts[1:-1], starts[2:], strict=True):
-        cache.rows[:, cache.length : cache.length + end - start] = new[:, start:end]
+        cache.rows[:, cache.count : cache.count + end - start] = new[:, start:end]
 
 
 def texts_mask(masks: Sequence[Array], ends: Sequence[int]) -> Array:

@@ -9,6 +9,7 @@ from typing import Any
 
 from eagle_runtime.core.cache import Cache, KVCache
 from eagle_runtime.core.mixed_cache import Part
+from eagle_runtime.core.state_cache import StateCache
 
 MOST_TEXTS, MOST_SHAPES = 64, 4  # of one pass, and of its layers' caches (kernels/src/attention.cpp)
 
@@ -33,6 +34,9 @@ class Announcement:
 
 
 def _numbers(cache: Part) -> tuple[int, ...]:
+    if isinstance(cache, StateCache):
+        (rows, state, coming), of_states = cache.places[0], cache.state_bytes
+        return rows, cache.rows.strides[0], state, of_states, cache.count, 0, coming
     if isinstance(cache, KVCache):
         layer_bytes = 2 * cache.rows.strides[0]
         return cache.addresses[0], layer_bytes, cache.addresses[1], layer_bytes, cache.length, cache.length, 0
