@@ -139,6 +139,18 @@ ROWS = {
             "num_experts_per_tok": 3,
         },
     ),
+    "Qwen3.5": Row(
+        "qwen3_5_text",
+        {
+            "head_dim": 64,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 8,
+            "tie_word_embeddings": True,
+        },
+    ),
     "SmolLM3": Row("smollm3", {"no_rope_layer_interval": 2}),
     "Granite": Row("granite", MULTIPLIERS),
     "OLMo-2": Row("olmo2"),

@@ -28,6 +28,7 @@ from eagle_export.reading.families.source import load_source
 from eagle_export.reading.families.target import open_target
 from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.convolutions import Convolutions
+from eagle_export.recipes.delta_nets import DeltaNets
 from eagle_export.recipes.graph import linears
 from eagle_export.recipes.plan import INT8
 from eagle_export.recipes.smooth import Smooth, groups
@@ -45,6 +46,7 @@ from tiny_families import CONTEXT, HIDDEN, LAYERS, ROWS, VOCAB, WIDE_PHI, Row, s
 
 # Whose heads read the last hidden states, so that one trace of the target serves all precisions; others read taps.
 UNTAPPED = (
+    "Qwen3.5",
     "Gemma-2",
     "Gemma-4, with values that are keys",
     "LFM2, with biases and wide convolutions",
@@ -198,6 +200,25 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {},
         "a layer is of type 'mamba', not 'conv' or 'full_attention'",
     ),
+    "a state on GPUs": (
+        "Qwen3.5",
+        {},
+        {"backend": "cuda", "precision": "fp16"},
+        "a state in the place of attention, which backend cuda cannot run; export it for backend cpu",
+    ),
+    "a layer of another kind than linear attention": (
+        "Qwen3.5",
+        {"layer_types": ["linear_attention", "mamba", "full_attention", "linear_attention"]},
+        {},
+        "a layer is of type 'mamba', not 'linear_attention' or 'full_attention'",
+    ),
+    "states alone": (
+        "Qwen3.5",
+        {"layer_types": ["linear_attention"] * LAYERS},
+        {},
+        "no layer is of type 'full_attention'",
+    ),
+    "values that share no keys": ("Qwen3.5", {"linear_num_value_heads": 3}, {}, "3 heads of values cannot share 2"),
     "experts without a correction": ("LFM2, with experts", {"use_expert_bias": False}, {}, "use_expert_bias is false"),
     "an odd number of heads": (
         "LFM2",
@@ -288,7 +309,8 @@ def test_logits_and_features_equal_transformers(
     with EagleModel.load(fp32, threads=1) as model:
         assert_equals_source(source, bundle_in(model).target)
     graph = build_graphs(open_pair(sources(name), None), "fp32", top_k=1)["target"]
-    assert len(ExactAttention().apply(graph) | Convolutions(in_heads=True).apply(graph)) == LAYERS
+    changed = (step.apply(graph) for step in (ExactAttention(), Convolutions(in_heads=True), DeltaNets()))
+    assert sum(map(len, changed)) == LAYERS
     ir.save(graph, fp32 / "target/exact.onnx")
     spec = graph_spec("exact.onnx", graph, {})
     with OrtSession(fp32 / "target/exact.onnx", spec, threads=1) as session:
@@ -329,6 +351,7 @@ def test_drafts_change_no_token_and_no_bit(name: str, precision: str, bundles: C
 # Families with norms of heads or of rows after a product, products that are cut into parts, or multipliers.
 ONE_NODE = (
     "Qwen3",
+    "Qwen3.5",
     "Gemma-2",
     "Gemma-3",
     "OLMo-2",
@@ -356,7 +379,7 @@ MIXTURES = (
 )
 # Whose bits no processor changes. Routers, a cap of logits and norms between products are ONNX Runtime's, and so are
 # rotations of heads of width 8, which no published model has.
-SAME_EVERYWHERE = ("Qwen3", "Gemma-3", WIDE_PHI, "ERNIE 4.5")
+SAME_EVERYWHERE = ("Qwen3", "Qwen3.5", "Gemma-3", WIDE_PHI, "ERNIE 4.5")
 # Exported as targets alone, which other tests have traced; the others' native forms give a head its taps.
 ALONE = ("Gemma-3", "Phi-4-mini", WIDE_PHI, "ERNIE 4.5", "ERNIE 4.5, with experts", "Hunyuan")
 
@@ -383,5 +406,10 @@ def test_the_native_form_computes_the_same(name: str, bundles: Callable[..., Pat
     if name in APART:
         return
     assert "RMSNormalization" not in operators
-    if name in ("Qwen3", "Gemma-2", WIDE_PHI):  # the others' heads of width 8 are not rotated by the operator
+    if name in (
+        "Qwen3",
+        "Qwen3.5",
+        "Gemma-2",
+        WIDE_PHI,
+    ):  # the others' heads of width 8 are not rotated by the operator
         assert operators.count("RowExactSteps") < LAYERS - 1

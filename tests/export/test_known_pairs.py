@@ -81,6 +81,14 @@ def test_parameters_of_eagle_1_heads_are_those_of_their_readme() -> None:
         assert counted / 1e9 == pytest.approx(billions, abs=0.005), config
 
 
+def test_parameters_of_qwen35_are_those_of_its_files(hub: Path) -> None:
+    """Of the 2B's: of its language model and of its layer."""
+    folder = str(hub / "Qwen/Qwen3.5-2B")
+    report = inspect(folder, folder)
+    assert report.head is not None
+    assert (report.target.parameters, report.head.parameters) == (1881825088, 60828160)
+
+
 def test_the_configurations_have_sources() -> None:
     """Every head of the table is in the list of where its configuration comes from."""
     _, sources = RECORD.split("## Where the configurations come from")

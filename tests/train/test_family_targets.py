@@ -105,12 +105,13 @@ def trained(name: str, kind: HeadKind, folders: Callable[[str], Path], folder: P
 
 
 # A bound of logits; multipliers; two rotations, norms around attention and MLP; biases; fused matrices; convolutions;
-# experts; layers that read others' keys.
+# states; experts; layers that read others' keys.
 EXPORTED: tuple[tuple[str, HeadKind], ...] = (
     ("Gemma-2", "eagle1"),
     ("Granite", "eagle1"),
     ("Gemma-3", "eagle3"),
     ("LFM2", "eagle3"),
+    ("Qwen3.5", "eagle3"),
     ("Gemma-3", "block"),
     ("Qwen2.5, tied, upper layers with a window", "eagle3"),
     ("Phi-3, with a window", "eagle1"),
@@ -158,7 +159,7 @@ def test_an_exported_head_proposes_what_training_taught(
     np.testing.assert_allclose(proposal.log_probs[0], wanted.topk(own.top_k)[0], atol=1e-4)
 
 
-# Whose caches differ: windows, convolutions, others' keys, sinks, a rotation by length, experts.
+# Whose caches differ: windows, convolutions, states, others' keys, sinks, a rotation by length, experts.
 ANSWERING: dict[str, Row] = {
     **{
         name: ROWS[name]
@@ -167,6 +168,7 @@ ANSWERING: dict[str, Row] = {
             "Gemma-4, with layers that use others' keys",
             "LFM2",
             "LFM2, with biases and wide convolutions",
+            "Qwen3.5",
             "gpt-oss",
             "Phi-4-mini",
             "Mixtral",

@@ -87,8 +87,9 @@ class FrozenTarget:
     @property
     def last_gain(self) -> Tensor:
         """Returns the gain [H] of the last norm, whole: a family may store a part of it."""
-        stored: Tensor = getattr(self.model.model, self.family.last_norm).weight
-        return stored + self.family.norm_offset
+        name = f"{self.family.last_norm}.weight"
+        stored: Tensor = self.model.model.get_parameter(name)
+        return stored + self.family.gain_offset(name)
 
     @property
     def embedding(self) -> torch.nn.Embedding:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
+from eagle_export.graphs.delta_nets import mark_delta_nets
 from eagle_export.graphs.short_convolutions import mark_convolutions
 from eagle_export.heads.assistant import AssistantReader
 from eagle_export.heads.block import BlockReader
@@ -54,6 +55,8 @@ class TargetGraph(nn.Module):
             make_dense(model.model.layers, config, family.experts)
         if family.convolution:
             mark_convolutions(model.model.layers, family.convolution)
+        if family.delta:
+            mark_delta_nets(model.model.layers, family.delta)
         self.family = family
         self.halved = type(model).__module__ if family.neighbours else None  # see native_operators.py
         self.config = config
@@ -61,7 +64,7 @@ class TargetGraph(nn.Module):
         self.model = model.model
         self.lm_head = model.lm_head
         self.taps = taps
-        self.numbers = tuple(range(len(family.rows(config))))  # of the layers with keys: a trace may go without some
+        self.numbers = family.keyed(config)  # of the layers with keys: a trace may go without some
         self.head_reader = reader  # a name that no target's own parameter has
 
     def forward(
@@ -84,7 +87,9 @@ class TargetGraph(nn.Module):
         mask = full_mask(tree_mask, past)
         masks = {width: windowed(mask, position_ids, width) for width in dict.fromkeys(self.windows)}
         attention_mask: Any = masks[self.windows[0]]
-        if len(masks) > 1 or self.family.convolution:  # by the names that transformers gives to kinds of layers
+        if (
+            len(masks) > 1 or self.family.convolution or self.family.delta
+        ):  # by the names that transformers gives to kinds of layers
             kinds = zip(self.config.layer_types, self.windows, strict=True)
             attention_mask = {kind: masks[width] for kind, width in kinds}
         hidden = self.model(

@@ -59,7 +59,9 @@ def _rms_norm(self: Any, x: Tensor) -> Tensor:
 
 def _rotary_tables(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
     """Returns cos and sin [1, T, D/2]: the operator takes one half, because both are equal. D: the rotated part of a
-    head. layer_type: of modules with a table for each."""
+    head. position_ids: [1, T], or [axes, 1, T] of models that read images too (Qwen3.5): of a text the axes are equal.
+    layer_type: of modules with a table for each."""
+    position_ids = position_ids[0] if position_ids.ndim == 3 else position_ids
     which = "" if layer_type is None else f"{layer_type}_"
     angles = position_ids[..., None].float() * getattr(self, f"{which}inv_freq").float()
     scale = getattr(self, f"{which}attention_scaling")

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from eagle_export.base.errors import ExportError
 from eagle_export.graphs.graphs import TargetGraph
-from eagle_runtime.bundle.graph import past_names, present_names
+from eagle_export.reading.families.family import Rows
+from eagle_runtime.bundle.graph import CACHE_PARTS, past_names, present_names
 
 NUMBER = "layer_idx"  # attribute of transformers' modules in which layers of one kind differ
 OF_TORCH = frozenset(vars(nn.Module()))  # of every module; parameters and buffers are compared apart
@@ -31,10 +32,16 @@ UNSUPPORTED = "this version of torch or transformers is not supported (try the t
 @dataclass(frozen=True, slots=True)
 class Repeats:
     """traced: numbers of the layers that are traced, ascending. like: for each layer of the target the place in
-    `traced` of the layer that it is like, of itself for those that are traced."""
+    `traced` of the layer that it is like, of itself for those that are traced. keyed: numbers of the target's layers
+    that have keys and values."""
 
     traced: tuple[int, ...]
     like: tuple[int, ...]
+    keyed: tuple[int, ...]
+
+    def of_traced(self, rows: Rows) -> Rows:
+        """Returns those of the layers that are traced. rows: of all layers that have keys."""
+        return tuple(row for number, row in zip(self.keyed, rows, strict=True) if number in self.traced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,7 @@ def repeats_of(module: TargetGraph) -> Repeats:
         else:
             like.append(len(traced))
             traced.append(number)
-    return Repeats(tuple(traced), tuple(like))
+    return Repeats(tuple(traced), tuple(like), tuple(module.numbers))
 
 
 @contextmanager
@@ -74,7 +81,7 @@ def shortened(module: TargetGraph, repeats: Repeats) -> Iterator[None]:
     before = [(config, config.num_hidden_layers, getattr(config, "layer_types", None)) for config in configs]
     try:
         model.layers = nn.ModuleList(layers[number] for number in repeats.traced)
-        module.numbers = repeats.traced
+        module.numbers = tuple(number for number in numbers if number in repeats.traced)
         module.windows = tuple(windows[number] for number in repeats.traced)
         for config, _, types in before:
             config.num_hidden_layers = len(repeats.traced)
@@ -104,7 +111,7 @@ def repeat_layers(model: ir.Model, repeats: Repeats, taps: Sequence[int]) -> Non
 
     Raises ExportError for a graph whose layers depend on each other in another way than by the hidden state."""
     graph, traced = model.graph, repeats.traced
-    short = _layers(graph, len(traced))
+    short = _layers(graph, [number in repeats.keyed for number in traced])
     _check_apart(short)
     readers = [list(layer.hidden.uses()) for layer in short]  # before there are copies
     layers: list[_Layer] = []
@@ -159,16 +166,17 @@ def weight_prefix(number: int) -> str:
     return f"model.layers.{number}."
 
 
-def _layers(graph: ir.Graph, count: int) -> list[_Layer]:
-    """The layers of a short graph of `count` layers. The first has all that the first hidden state depends on; of what
-    that of another one depends on besides, a layer has what its weights, its rows or the hidden state before it reach:
-    the rest is shared by all layers of its kind, such as their mask."""
+def _layers(graph: ir.Graph, keyed: Sequence[bool]) -> list[_Layer]:
+    """The layers of a short graph. keyed: of each, whether it has keys and values. The first has all that the first
+    hidden state depends on; of what that of another one depends on besides, a layer has what its weights, its rows or
+    the hidden state before it reach: the rest is shared by all layers of its kind, such as their mask."""
     inputs, outputs = ({str(value.name): value for value in values} for values in (graph.inputs, graph.outputs))
-    past, present = past_names(count), present_names(count)
-    rows, before = len(past) // count, set[ir.Node]()
+    past, present = past_names(sum(keyed)), present_names(sum(keyed))
+    before = set[ir.Node]()
     layers: list[_Layer] = []
-    for place, name in enumerate(hidden_names(count)):
-        own, prefix = slice(rows * place, rows * (place + 1)), weight_prefix(place)
+    for place, name in enumerate(hidden_names(len(keyed))):
+        first, end = (len(CACHE_PARTS) * sum(keyed[:last]) for last in (place, place + 1))
+        own, prefix = slice(first, end), weight_prefix(place)
         layer = _Layer(
             [],
             outputs[name],
@@ -252,8 +260,10 @@ def _set_ends(graph: ir.Graph, layers: Sequence[_Layer], taps: Sequence[int]) ->
         others = [value for value in ends if value not in gone]
         ends.clear()
         ends.extend([*others, *rows])
-    for values, named in ((past, past_names), (present, present_names), (hidden, hidden_names)):
-        for value, name in zip(values, named(len(layers)), strict=True):
+    keyed = len(past) // len(CACHE_PARTS)
+    numbered = ((past, past_names(keyed)), (present, present_names(keyed)), (hidden, hidden_names(len(layers))))
+    for values, own_names in numbered:
+        for value, name in zip(values, own_names, strict=True):
             value.name = name
 
 

@@ -84,7 +84,7 @@ def trace_target(module: TargetGraph, layout: Layout, expected: Expected) -> ir.
         return checked(model, expected)
     repeats = repeats_of(module)
     with shortened(module, repeats):
-        model = trace_layers(module, replace(layout, rows=tuple(layout.rows[number] for number in repeats.traced)))
+        model = trace_layers(module, replace(layout, rows=repeats.of_traced(layout.rows)))
     fold(model)
     repeat_layers(model, repeats, module.taps)
     return checked(model, expected)
@@ -101,7 +101,9 @@ def trace_layers(module: TargetGraph, layout: Layout) -> ir.Model:
         return _trace(module, names, args, dims, ["logits", "features"], layout)
     size = (1, t, int(module.config.hidden_size))
     taps = {name: torch.zeros(size, dtype=layout.dtype) for name in tap_names(len(module.taps))}
-    return _trace(module, names, args, dims, ["logits", "features"], layout, taps, hidden_names(len(layout.rows)))
+    return _trace(
+        module, names, args, dims, ["logits", "features"], layout, taps, hidden_names(len(module.model.layers))
+    )
 
 
 def trace_draft(module: nn.Module, config: HeadConfig, layout: Layout, expected: Expected) -> ir.Model:

@@ -17,14 +17,15 @@ from eagle_export.heads.reading import head_problems, read_head_config
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
 from eagle_export.reading.families.family import Family
 from eagle_export.reading.families.registry import check_config, family_of
+from eagle_runtime.core.target import SHORT_CHUNK
 
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
     """A target. family: None for one that is not known. problems: why it cannot be exported, a sentence each.
     parameters: numbers in its tensors, of which a token needs `active`. key_sizes: numbers of a token's key in each
-    layer that has one. context: tokens, None if unknown. experts: per layer, and how many of them a row needs; None
-    without a mixture."""
+    layer that has one; state_size: numbers that a cache holds of layers with a state. context: tokens, None if unknown.
+    experts: per layer, and how many of them a row needs; None without a mixture."""
 
     name: str
     model_type: str
@@ -41,6 +42,7 @@ class TargetFacts:
     num_kv_heads: int
     head_dim: int
     key_sizes: tuple[int, ...]
+    state_size: int
     intermediate_size: int
     vocab_size: int
     context: int | None
@@ -90,7 +92,7 @@ def target_facts(whole: Checkpoint) -> TargetFacts:
         raise ExportError(problems[0] if problems else str(error)) from None
     notes = [*whole.notes, *facts.notes]
     if family is not None:
-        problems += _shape_problems(target, facts, family.mlp_norm)
+        problems += _shape_problems(target, facts, family)
         notes += _prediction_notes(whole, facts)
     return replace(facts, problems=tuple(problems), notes=tuple(notes))
 
@@ -123,6 +125,7 @@ def _sized(target: Checkpoint, family: Family | None, problems: Sequence[str]) -
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
+        state_size=_state_size(target, family),
         key_sizes=_key_sizes(target, family) or (kv_heads * head_dim,) * sizes.integer("num_hidden_layers"),
         intermediate_size=sizes.integer("intermediate_size"),
         vocab_size=sizes.integer("vocab_size"),
@@ -219,8 +222,8 @@ def _prediction_notes(target: Checkpoint, facts: TargetFacts) -> list[str]:
     return [f"it has {what} ({layout.producer}); eagle-export {target.folder} {target.folder} drafts with {which}"]
 
 
-def _shape_problems(target: Checkpoint, facts: TargetFacts, norm: str) -> list[str]:
-    """Where the headers contradict the config. norm: name of a norm of each layer."""
+def _shape_problems(target: Checkpoint, facts: TargetFacts, family: Family) -> list[str]:
+    """Where the headers contradict the config."""
     problems: list[str] = []
 
     def want(name: str, shape: tuple[int | None, ...], *, if_there: bool = False) -> None:
@@ -236,8 +239,9 @@ def _shape_problems(target: Checkpoint, facts: TargetFacts, norm: str) -> list[s
     want(LM_HEAD, (facts.vocab_size, hidden), if_there=True)
     for layer in (0,) if facts.several_shapes else (0, facts.num_layers - 1):
         name = f"model.layers.{layer}"
-        want(f"{name}.{norm}.weight", (hidden,))
-        want(f"{name}.self_attn.q_proj.weight", (facts.num_heads * width, hidden), if_there=True)
+        want(f"{name}.{family.mlp_norm}.weight", (hidden,))
+        queries = facts.num_heads * width * (2 if family.delta else 1)  # with their gates
+        want(f"{name}.self_attn.q_proj.weight", (queries, hidden), if_there=True)
         want(f"{name}.self_attn.k_proj.weight", (facts.num_kv_heads * width, hidden), if_there=True)
         fused = (facts.num_heads + 2 * facts.num_kv_heads) * width
         want(f"{name}.self_attn.qkv_proj.weight", (fused, hidden), if_there=True)
@@ -261,6 +265,24 @@ def _key_sizes(target: Checkpoint, family: Family | None) -> tuple[int, ...]:
         elif convolution and name.endswith(convolution):
             sizes.append(each.shape[0] // 2)  # half of what is cached stands in the place of a value
     return tuple(sizes)
+
+
+def _state_size(target: Checkpoint, family: Family | None) -> int:
+    """Numbers that a cache holds of layers that have states and no keys: of each two states, and two chunks of rows."""
+    if family is None or not family.delta:
+        return 0
+    count = sum(name.endswith(f".{family.delta}.A_log") for name in target.tensors)
+    keys, width, heads, value_width = (
+        target.integer(f"linear_{name}", least)
+        for name, least in (
+            ("num_key_heads", 16),
+            ("key_head_dim", 128),
+            ("num_value_heads", 32),
+            ("value_head_dim", 128),
+        )
+    )
+    row = 2 * keys * width + heads * (value_width + 2)
+    return 2 * count * (heads * width * value_width + SHORT_CHUNK * row)
 
 
 def _borrowed_problems(head: Checkpoint, target: Checkpoint) -> list[str]:

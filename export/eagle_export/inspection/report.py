@@ -88,8 +88,8 @@ def least_class(need: Need) -> int | None:
 @dataclass(frozen=True, slots=True)
 class Need:
     """A pair at one precision of one backend. draft_precision, draft: None without a head. cache: bytes of the keys and
-    values of a whole text. activations: bytes while a prompt of that length is read. memory: bytes of everything at run
-    time."""
+    values of a whole text, and of states. activations: bytes while a prompt of that length is read. memory: bytes of
+    everything at run time."""
 
     backend: str
     precision: str
@@ -117,10 +117,12 @@ def needs(target: TargetFacts, checkpoint: Checkpoint, head: HeadFacts | None, c
     shapes = pair_shapes(target.family, checkpoint, None if head is None else head.official, config)
     rows = sum(target.key_sizes)
     rows += 0 if config is None else config.row_size // 2
+    states = 4 * target.state_size  # in fp32
     bounded = checkpoint.config.get("attn_logit_softcapping") is not None
+    on_cpus = bounded or target.several_shapes or target.family.convolution or target.family.delta
     needed = []
     for backend in BACKENDS:
-        if (bounded or target.several_shapes or target.family.convolution) and backend != "cpu":
+        if on_cpus and backend != "cpu":
             continue
         for precision, recipe in RECIPES[backend].items():
             if precision in BY_VALUES:
@@ -130,7 +132,7 @@ def needs(target: TargetFacts, checkpoint: Checkpoint, head: HeadFacts | None, c
             if "draft" in shapes:
                 draft_precision = default_draft_precision(backend, precision)
                 of_draft = graph_bytes(shapes["draft"], backend, draft_precision, "draft")
-            cache = 2 * rows * context * CACHE_BYTES[recipe.traced]
+            cache = 2 * rows * context * CACHE_BYTES[recipe.traced] + states
             weights = of_target.stored + (0 if of_draft is None else of_draft.stored)
             activations = _activations(target, backend, precision, context)
             memory = weights + cache + activations + OVERHEAD[backend]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,6 +161,28 @@ class HalvedTensor(StoredTensor):
         rows = self.stored.read().reshape(self.heads, -1, *self.shape[1:])
         parts = rows[:, : self.rotated : 2], rows[:, 1 : self.rotated : 2], rows[:, self.rotated :]
         return torch.cat(parts, 1).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class GatedTensor(StoredTensor):
+    """The rows of `heads` heads, of which each has those of its query and then those of its gate: all queries come
+    first, then all gates."""
+
+    stored: StoredTensor
+    heads: int
+
+    def read(self) -> torch.Tensor:
+        rows = self.stored.read().reshape(self.heads, 2, -1, *self.shape[1:])
+        return rows.transpose(0, 1).reshape(self.shape)
+
+
+def gated_parts(both: StoredTensor, heads: int) -> tuple[StoredTensor, StoredTensor]:
+    """Returns the rows of all queries, and those of their gates, of a tensor [2 R, X] as GatedTensor describes it."""
+    ordered, gates = GatedTensor(both.name, both.file, both.shape, both.dtype, both, heads), both.shape[0] // 2
+    queries = both.shape[0] - gates
+    shapes = (queries, *both.shape[1:]), (gates, *both.shape[1:])
+    first, second = (RowsTensor(both.name, both.file, shape, both.dtype, ordered, 0) for shape in shapes)
+    return first, replace(second, start=queries)
 
 
 def same_values(first: StoredTensor, second: StoredTensor) -> bool:

@@ -26,6 +26,7 @@ from eagle_export.recipes.attention import (
     part_of,
 )
 from eagle_export.recipes.convolutions import Convolutions, convolution_nodes, convolution_of
+from eagle_export.recipes.delta_nets import DeltaNets, delta_nodes, delta_parts, finish
 from eagle_export.recipes.graph import (
     Pass,
     insert,
@@ -41,7 +42,7 @@ from eagle_export.recipes.int8_cache import Int8Cache
 from eagle_export.recipes.multipliers import Multipliers
 from eagle_export.recipes.native_experts import NativeExperts
 from eagle_export.recipes.native_products import LANES, JoinedSteps, NativeProducts, attributes_of, sum_after
-from eagle_export.recipes.native_steps import CONVOLUTION, DOMAIN, KINDS, JoinedRuns
+from eagle_export.recipes.native_steps import CONVOLUTION, DELTA, DOMAIN, KINDS, JoinedRuns
 from eagle_export.recipes.plan import Passes, apply
 from eagle_export.recipes.same_bits import NativeRotations
 from eagle_runtime.bundle.graph import SCALE
@@ -56,18 +57,19 @@ def both_forms(passes: Passes, model: ir.Model) -> tuple[dict[str, str], ir.Mode
     the native form; None where it has none."""
     exact = tuple(step for step in passes if isinstance(step, (ExactAttention, Int8Cache)))
     if not exact:
-        return apply(passes, model) | Convolutions(in_heads=False).apply(model), None
+        return apply(passes, model) | Convolutions(in_heads=False).apply(model) | DeltaNets().apply(model), None
     done = Multipliers().apply(model)
     done |= apply(tuple(step for step in passes if step not in exact), model)
     attention = NativeAttention(in_bytes=isinstance(exact[0], Int8Cache))
     native = model.clone() if attention.fits(model) else None
-    done |= apply(exact, model) | Convolutions(in_heads=True).apply(model)
+    done |= apply(exact, model) | Convolutions(in_heads=True).apply(model) | DeltaNets().apply(model)
     if native is not None:
         products = NativeExperts(), NativeProducts(), JoinedSteps()
         for step in (
             NormsOfRows(),
             attention,
             NativeConvolutions(),
+            NativeDeltaNets(),
             *products,
             NativeNorms(),
             NativeRotations(),
@@ -162,6 +164,25 @@ class NativeConvolutions(Pass[ir.Node]):
                 take_place(old, made)
             model.graph.remove(node, safe=True)
             changed[str(new[0].name)] = "one operator"
+        return changed
+
+
+@dataclass(frozen=True, slots=True)
+class NativeDeltaNets(Pass[ir.Node]):
+    """Replaces every gated delta net by the operator, whose states are in fp32."""
+
+    name = "native delta nets"
+
+    def pattern(self, model: ir.Model) -> list[ir.Node]:
+        return delta_nodes(model)
+
+    def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
+        changed = {}
+        ids, mask = graph_input(model, "position_ids"), graph_input(model, "tree_mask")
+        for node, part in zip(matches, delta_parts(model, matches), strict=True):
+            changed[str(node.outputs[0].name)] = "one operator"
+            inputs = [part.qkv, part.b, part.a, *part.past, ids, mask, part.weight, part.decay, part.bias]
+            finish(model, node, part, insert_all(node, DELTA, inputs, 3, DOMAIN, **attributes_of(node)))
         return changed
 
 
@@ -285,7 +306,7 @@ class NativeNorms(Pass[ir.Node]):
             for node in matches:
                 rows, factors = _norm_of_native(node), node.inputs[1]
                 assert rows is not None and factors is not None
-                last, added = sum_after(node) or (node, None)
+                last, added = sum_after(node) or (_joined_heads(node) or node, None)
                 epsilon = node.attributes.get_float("epsilon", 1e-5)
                 inputs = [rows, factors, *([] if added is None else [added])]
                 normed = insert(last, "RowExactNorm", inputs, DOMAIN, epsilon=epsilon)
@@ -295,9 +316,16 @@ class NativeNorms(Pass[ir.Node]):
         return changed
 
 
+def _joined_heads(node: ir.Node) -> ir.Node | None:
+    """The node that makes rows [1, T, heads * width] of what a norm of heads makes, if nothing else reads that."""
+    reader = only_reader(node.outputs[0], "Reshape")
+    shape = None if reader is None else reader.outputs[0].shape
+    return reader if shape is not None and len(shape) == 3 else None
+
+
 def _norm_of_native(node: ir.Node) -> ir.Value | None:
-    """Rows [1, T, W] that native operators make and RowExactNorm can read, of a norm over them or over the width of
-    heads that only attention reads; else None."""
+    """Rows [1, T, W] that native operators make, or whose norms they read, and RowExactNorm can read, of a norm over
+    them or over the width of heads that only attention reads, or that are joined; else None."""
     rows, factors = node.inputs[0], node.inputs[1]
     if rows is None or factors is None or rows.shape is None or not factors.is_initializer() or factors.shape is None:
         return None
@@ -308,8 +336,13 @@ def _norm_of_native(node: ir.Node) -> ir.Value | None:
         return None
     if len(rows.shape) == 4:
         rows = _flat(rows)
-        if not all(use.node.op_type == "ExactTreeAttention" for use in node.outputs[0].uses()):
+        before_attention = all(use.node.op_type == "ExactTreeAttention" for use in node.outputs[0].uses())
+        if not before_attention and _joined_heads(node) is None:
             return None
-    made = rows.producer()
-    native = made is not None and made.domain == DOMAIN and made.op_type in KINDS
+    readers = [use.node for use in node.outputs[0].uses()]  # all that rows of an embedding have of native operators
+    native = _is_native(rows.producer()) or (bool(readers) and all(map(_is_native, readers)))
     return rows if native and rows.shape is not None and len(rows.shape) == 3 else None
+
+
+def _is_native(node: ir.Node | None) -> bool:
+    return node is not None and node.domain == DOMAIN and node.op_type in KINDS

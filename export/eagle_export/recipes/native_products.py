@@ -17,7 +17,7 @@ from eagle_export.recipes.weight_blocks import INT8_COMPUTE
 LANES = 8  # a head's width, and a piece of its values, must be a multiple of it
 JOINED = 3  # products of one input that one operator computes
 NORM, BIAS = 3 * JOINED + 1, 3 * JOINED + 4  # places of the operator's inputs: norm, gated by, added; biases
-SILU, GELU = 1, 2  # its activations
+SILU, GELU, SIGMOID = 1, 2, 4  # its activations
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +229,8 @@ def _gated(active: ir.Value | None, up: ir.Value | None, mul: ir.Node) -> tuple[
     gate = made.inputs[0]
     if made.op_type == "Gelu" and made.attributes.get_string("approximate", "none") == "tanh" and gate is not None:
         return gate, GELU, up
+    if made.op_type == "Sigmoid" and gate is not None and gate is not up:
+        return gate, SIGMOID, up
     swish = made.op_type == "Mul" and gate is not None and made_of(made.inputs[1], "Sigmoid") is gate
     return (gate, SILU, up) if swish and gate is not None else None
 

@@ -15,6 +15,7 @@ from eagle_runtime.text.tokenizer import Text
 # What backends other than cpu do not have, nor an int8 cache.
 SEVERAL_SHAPES = "layers with keys of several shapes"
 CONVOLUTIONS = "layers with a convolution in the place of attention"
+STATES = "layers with a state in the place of attention"
 
 
 def check_settings(pair: Pair, backend: str, cache_precision: str | None, draft_vocab: int | None) -> None:
@@ -35,7 +36,8 @@ def check_settings(pair: Pair, backend: str, cache_precision: str | None, draft_
     what = next((reason for reason, holds in reasons.items() if holds), None)
     if cache_precision is not None and what is not None:
         raise ExportError(f"{target} has {what}, which an int8 cache cannot have; export it without one")
-    on_cpus = next((reason for reason in (CONVOLUTIONS, SEVERAL_SHAPES) if reasons[reason]), None)
+    reasons[STATES] = pair.family.delta != ""  # which an int8 cache leaves as they are
+    on_cpus = next((reason for reason in (CONVOLUTIONS, STATES, SEVERAL_SHAPES) if reasons[reason]), None)
     if on_cpus is not None and backend != "cpu":
         raise ExportError(f"{target} has {on_cpus}, which backend {backend} cannot run; export it for backend cpu")
     if pair.bounded_scores and backend in ("tensorrt", "tensorrt-rtx"):

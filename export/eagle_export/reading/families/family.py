@@ -24,6 +24,7 @@ Config = Any  # a config of transformers, of the family's own class
 Windows = tuple[int | None, ...]
 Rows = tuple[tuple[int, int], ...]  # key/value heads, and the width of one, of each layer that has keys and values
 MODULE = "mlp"  # of a decoder layer
+LINEAR = "linear_attention"  # type of layers whose attention is linear
 
 
 def by_layer_type(config: Config) -> Windows:
@@ -43,6 +44,11 @@ def equal_rows(config: Config) -> Rows:
     width = getattr(config, "head_dim", None)
     width = config.hidden_size // config.num_attention_heads if width is None else width
     return ((int(config.num_key_value_heads), int(width)),) * int(config.num_hidden_layers)
+
+
+def linear_layers(config: Config) -> int:
+    """How many layers have linear attention."""
+    return sum(kind == LINEAR for kind in getattr(config, "layer_types", None) or ())
 
 
 def no_moving_rope(checkpoint: Checkpoint) -> None:
@@ -71,6 +77,8 @@ class Family:
     rows: config -> shapes of keys and values; the first are those that config names.
     attention_layers: config -> number of layers with attention. convolution: name of the part that others have in its
     place (graphs/short_convolutions.py); "": all have attention.
+    delta: name of the part that layers of type LINEAR have in the place of attention, a gated delta net, which has a
+    state and no keys (graphs/delta_nets.py); "": none has. Attention is gated then.
     rotary_layers: config -> number of layers that rotate queries; those of them that have keys rotate these too.
     mlp_norm, last_norm: names of a norm of each layer, as that before its MLP, and of the one after the last layer.
     linked: whether layers read more than the hidden state before them, so that no layer is like another.
@@ -97,6 +105,7 @@ class Family:
     rows: Callable[[Config], Rows] = equal_rows
     attention_layers: Callable[[Config], int] = lambda config: int(config.num_hidden_layers)
     convolution: str = ""
+    delta: str = ""
     rotary_layers: Callable[[Config], int] = lambda config: int(config.num_hidden_layers)
     mlp_norm: str = "post_attention_layernorm"
     last_norm: str = "norm"
@@ -114,7 +123,23 @@ class Family:
 
     def rotations(self, config: Config) -> int:
         """Returns how often the model rotates queries or keys."""
-        return 2 * self.rotary_layers(config) - int(config.num_hidden_layers) + len(self.rows(config))
+        rows = self.rows(config)
+        keyless = int(config.num_hidden_layers) - linear_layers(config) - len(rows)
+        return 2 * self.rotary_layers(config) - keyless
+
+    def keyed(self, config: Config) -> tuple[int, ...]:
+        """Returns the numbers of the layers that have keys and values."""
+        kinds = getattr(config, "layer_types", None) if self.delta else None
+        return (
+            tuple(number for number in range(len(kinds)) if kinds[number] != LINEAR)
+            if kinds
+            else tuple(range(len(self.rows(config))))
+        )
+
+    def gain_offset(self, name: str) -> float:
+        """Returns what the model adds to a stored tensor: to a norm's gain, but not to that of a delta net."""
+        is_gain = name.endswith("norm.weight") and not (self.delta and f".{self.delta}." in name)
+        return self.norm_offset if is_gain else 0.0
 
     def parameter(self, name: str) -> str:
         """Returns the name of a checkpoint's tensor in the graph."""

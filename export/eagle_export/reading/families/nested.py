@@ -24,6 +24,7 @@ WHOLES: Mapping[str, Mapping[str, Any]] = {
     },
     "gemma4": {"model_type": "gemma4_text"},
     "mistral3": {"model_type": "mistral"},
+    "qwen3_5": {"model_type": "qwen3_5_text"},
 }
 SHARED = (  # keys of the whole that hold for its language model too
     "bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "quantization_config", "quantization",
@@ -33,6 +34,7 @@ PREFIXES = {  # of names -> of the language model's names when it is saved alone
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
     "lm_head.": "lm_head.",
+    "mtp.": "mtp.",
 }
 
 

@@ -2,10 +2,23 @@
 
 Queries, keys and values of Qwen2 and Qwen2.5 have biases; some configs give their upper layers a window. Qwen3
 normalises each head of the queries and keys, and a head's width is independent of the model's; Qwen3-MoE, such as
-Qwen3-30B-A3B, has a mixture of experts in all or some of its layers.
+Qwen3-30B-A3B, has a mixture of experts in all or some of its layers. Three of four layers of Qwen3.5 have a gated delta
+net in the place of attention, whose state a row of q, k, v and two gates changes; attention is gated in the others.
 """
 
-from eagle_export.reading.families.family import Experts, Family, by_layer_type, one_window
+from eagle_export.base.errors import ExportError
+from eagle_export.reading.checkpoint import Checkpoint
+from eagle_export.reading.families.family import (
+    LINEAR,
+    Config,
+    Experts,
+    Family,
+    Rows,
+    by_layer_type,
+    linear_layers,
+    no_moving_rope,
+    one_window,
+)
 from eagle_runtime.bundle.manifest import SamplingDefaults
 
 QWEN2 = Family(
@@ -45,4 +58,50 @@ QWEN3_MOE = Family(
     experts=EXPERTS,
     sampling=QWEN3_SAMPLING,
 )
-FAMILIES = (QWEN2, MIMO, QWEN3, QWEN3_MOE)
+ATTENTION = "full_attention"
+PARTIAL_ROTATION = 0.25  # of a head of Qwen3.5 where its config does not say, as transformers has it
+
+
+def attention_layers(config: Config) -> int:
+    """How many layers have attention."""
+    return int(config.num_hidden_layers) - linear_layers(config)
+
+
+def rows_of_attention(config: Config) -> Rows:
+    """Of the layers with attention."""
+    return ((int(config.num_key_value_heads), int(config.head_dim)),) * attention_layers(config)
+
+
+def norms(config: Config) -> int:
+    """RMS norms of the whole model: of a layer two, and one in a delta net, or two of heads; and the last."""
+    return 3 * int(config.num_hidden_layers) + attention_layers(config) + 1
+
+
+def refuse(checkpoint: Checkpoint) -> None:
+    """Raises ExportError for layers of other kinds, and for heads of values that do not share those of keys."""
+    where = checkpoint.folder / "config.json"
+    kinds = checkpoint.config.get("layer_types")
+    if isinstance(kinds, list) and (other := [kind for kind in kinds if kind not in (LINEAR, ATTENTION)]):
+        raise ExportError(f"{where}: a layer is of type {other[0]!r}, not {LINEAR!r} or {ATTENTION!r}")
+    if isinstance(kinds, list) and ATTENTION not in kinds:
+        raise ExportError(f"{where}: no layer is of type {ATTENTION!r}, and a target needs one")
+    keys, values = (checkpoint.integer(f"linear_num_{name}_heads", 16) for name in ("key", "value"))
+    if keys < 1 or values % keys:
+        raise ExportError(f"{where}: {values} heads of values cannot share {keys} heads of keys; download it again")
+    no_moving_rope(checkpoint)
+
+
+QWEN35 = Family(
+    name="Qwen3.5",
+    model_type="qwen3_5_text",
+    causal_lm="Qwen3_5ForCausalLM",
+    norms=norms,
+    norm_offset=1.0,
+    rows=rows_of_attention,
+    attention_layers=attention_layers,
+    delta="linear_attn",
+    rotary_layers=attention_layers,
+    refuse=refuse,
+    since="5.24.0",
+)
+FAMILIES = (QWEN2, MIMO, QWEN3, QWEN3_MOE, QWEN35)
