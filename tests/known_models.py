@@ -3,7 +3,8 @@
 Weights are not here: a file has its header and is as long as the real one, without using the disk (files with holes).
 Sizes of targets are those of Lightning-AI/litgpt, litgpt/config.py, which cites each model's config.json, and for the
 families that cannot be exported the defaults of transformers' config classes, which are of these models. MiMo's are
-in NVIDIA-NeMo/Megatron-Bridge, tests/unit_tests/models/mimo/test_mimo_bridge.py. Heads follow the configurations that
+in NVIDIA-NeMo/Megatron-Bridge, tests/unit_tests/models/mimo/test_mimo_bridge.py; Qwen3.5's add up to the parameters
+and bytes that the hub states of each. Heads follow the configurations that
 their producers train with: see docs/dev/inspect.md.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 
 Config = dict[str, Any]
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
-WIDTHS = {"F16": 2, "BF16": 2, "I64": 8, "BOOL": 1, "U8": 1}
+WIDTHS = {"F16": 2, "BF16": 2, "F32": 4, "I64": 8, "BOOL": 1, "U8": 1}
 
 
 def sizes(kind: str, hidden: int, mlp: int, layers: int, heads: int, kv: int, vocab: int, context: int) -> Config:
@@ -41,6 +42,25 @@ def qwen3(hidden: int, mlp: int, layers: int, heads: int, tied: bool = False) ->
 def qwen3_moe(context: int) -> Config:
     experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "head_dim": 128}
     return {**sizes("qwen3_moe", 2048, 6144, 48, 32, 4, 151936, context), **experts}
+
+
+def qwen35(hidden: int, mlp: int, layers: int, heads: int, kv: int, values: int, tied: bool = True) -> Config:
+    """values: heads of a delta net's values. Without the settings of the part for images."""
+    rope = {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25}
+    own = {
+        "head_dim": 256,
+        "tie_word_embeddings": tied,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * (layers // 4),
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": values,
+        "mtp_num_hidden_layers": 1,
+        "rope_parameters": {"mrope_interleaved": True, "mrope_section": [11, 11, 10], **rope},
+    }
+    text = {**sizes("qwen3_5_text", hidden, mlp, layers, heads, kv, 248320, 262144), **own}
+    return {"model_type": "qwen3_5", "tie_word_embeddings": tied, "text_config": text}
 
 
 def gpt_oss(layers: int, experts: int) -> Config:
@@ -85,6 +105,10 @@ TARGETS: dict[str, Config] = {
     "Qwen/Qwen3-32B": qwen3(5120, 25600, 64, 64),
     "Qwen/Qwen3-30B-A3B": qwen3_moe(40960),
     "Qwen/Qwen3-30B-A3B-Instruct-2507": qwen3_moe(262144),
+    "Qwen/Qwen3.5-0.8B": qwen35(1024, 3584, 24, 8, 2, 16),
+    "Qwen/Qwen3.5-2B": qwen35(2048, 6144, 24, 8, 2, 16),
+    "Qwen/Qwen3.5-4B": qwen35(2560, 9216, 32, 16, 4, 32),
+    "Qwen/Qwen3.5-9B": qwen35(4096, 12288, 32, 16, 4, 32, tied=False),
     "XiaomiMiMo/MiMo-7B-RL": MIMO,
     "XiaomiMiMo/MiMo-7B-RL-0530": {**MIMO, "max_position_embeddings": 65536},
     "zai-org/GLM-4.5-Air": {
@@ -114,12 +138,14 @@ def target_tensors(config: Config) -> Shapes:
     config = config.get("text_config", config)
     h, v, kind = config["hidden_size"], config["vocab_size"], config["model_type"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (v, h)}
-    if kind not in ("llama", "qwen3", "mimo", "mixtral", "qwen3_moe", "gpt_oss", "glm4_moe"):
+    if kind not in ("llama", "qwen3", "mimo", "mixtral", "qwen3_moe", "gpt_oss", "glm4_moe", "qwen3_5_text"):
         return {name: ("BF16", shape) for name, shape in shapes.items()}
     if kind == "gpt_oss":
         return gpt_oss_tensors(config)
     if kind == "glm4_moe":
         return glm_air_tensors(config)
+    if kind == "qwen3_5_text":
+        return qwen35_tensors(config)
     shapes["model.norm.weight"] = (h,)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (v, h)
@@ -195,6 +221,50 @@ def glm_air_tensors(config: Config) -> Shapes:
         shapes |= {f"{start}mlp.gate.weight": (count, h), f"{start}mlp.gate.e_score_correction_bias": (count,)}
         for part in ("shared_experts", *(f"experts.{expert}" for expert in range(count))):
             shapes |= mlp_shapes(f"{start}mlp.{part}.", h, wide)
+    return {name: ("BF16", shape) for name, shape in shapes.items()}
+
+
+def qwen35_tensors(config: Config) -> Shapes:
+    """transformers' modeling_qwen3_5.py; of the part for images one tensor."""
+    h, v, heads = config["hidden_size"], config["vocab_size"], config["linear_num_value_heads"]
+    keys, values = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"], heads * 128
+    model = "model.language_model."
+    shapes: dict[str, tuple[int, ...]] = {f"{model}norm.weight": (h,), f"{model}embed_tokens.weight": (v, h)}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (v, h)
+    exact: dict[str, tuple[int, ...]] = {}
+    for layer, kind in enumerate(config["layer_types"]):
+        start = f"{model}layers.{layer}."
+        if kind == "full_attention":
+            shapes |= gated_layer(start, config)
+            continue
+        shapes |= {f"{start}{name}_layernorm.weight": (h,) for name in ("input", "post_attention")}
+        shapes |= mlp_shapes(f"{start}mlp.", h, config["intermediate_size"])
+        part = f"{start}linear_attn."
+        shapes |= {f"{part}in_proj_qkv.weight": (keys + values, h), f"{part}in_proj_z.weight": (values, h)}
+        shapes |= {f"{part}in_proj_{name}.weight": (heads, h) for name in "ab"}
+        shapes |= {f"{part}conv1d.weight": (keys + values, 1, 4), f"{part}out_proj.weight": (h, values)}
+        shapes[f"{part}dt_bias"] = (heads,)
+        exact |= {f"{part}A_log": (heads,), f"{part}norm.weight": (128,)}
+    shapes["model.visual.patch_embed.proj.bias"] = (h,)
+    return {name: ("BF16", shape) for name, shape in shapes.items()} | {name: ("F32", exact[name]) for name in exact}
+
+
+def gated_layer(start: str, config: Config) -> dict[str, tuple[int, ...]]:
+    """A layer of Qwen3.5 with attention: q_proj has the gates too."""
+    h, width = config["hidden_size"], config["head_dim"]
+    shapes = layer_shapes(start, h, h, width, config, dense=True)
+    shapes[f"{start}self_attn.q_proj.weight"] = (2 * config["num_attention_heads"] * width, h)
+    shapes |= {f"{start}{name}_layernorm.weight": (h,) for name in ("input", "post_attention")}
+    return shapes | {f"{start}self_attn.{part}_norm.weight": (width,) for part in "qk"}
+
+
+def qwen35_layer(config: Config) -> Shapes:
+    """vllm-project/vllm vllm/model_executor/models/qwen3_5_mtp.py."""
+    own = config["text_config"]
+    h = own["hidden_size"]
+    shapes = gated_layer("mtp.layers.0.", own) | {"mtp.fc.weight": (h, 2 * h)}
+    shapes |= {f"mtp.{name}.weight": (h,) for name in QWEN_NEXT}
     return {name: ("BF16", shape) for name, shape in shapes.items()}
 
 
@@ -385,6 +455,7 @@ DEEPSEEK, QWEN_NEXT = ("enorm", "hnorm", "shared_head.norm"), ("pre_fc_norm_embe
 LAYERS: dict[str, Shapes] = {
     "XiaomiMiMo/MiMo-7B-RL": mimo_layer(MIMO),
     "XiaomiMiMo/MiMo-7B-RL-0530": mimo_layer(MIMO),
+    **{name: qwen35_layer(TARGETS[name]) for name in TARGETS if name.startswith("Qwen/Qwen3.5-")},
     "zai-org/GLM-4.5-Air": part_of_layer(
         4096, "model.layers.46.", DEEPSEEK, "eh_proj", "mlp.experts.0.up_proj", (1408, 4096)
     ),

@@ -24,9 +24,10 @@ class HeadConfig:
 
     taps: for EAGLE-3 indices into the target's hidden_states (0: embeddings), else empty. rope: as in a Llama config
     (rope_theta, rope_scaling). draft_vocab_size: width of its logits. qk_norm: whether queries and keys are normalised
-    per head. For EAGLE-3: normed_residual: whether the residual is the normalised feature; tap_norm: what is normalised
-    before fc (nothing, each tap, or all taps as one); output_norm: where the last norm stands (before the LM head
-    alone, also before the head's own next step, or nowhere). For multi-token prediction (mtp): hidden_first: whether
+    per head. gated: whether gates multiply what attention reads, and a part of each head alone is rotated. For EAGLE-3:
+    normed_residual: whether the residual is the normalised feature; tap_norm: what is normalised before fc (nothing,
+    each tap, or all taps as one); output_norm: where the last norm stands (before the LM head alone, also before the
+    head's own next step, or nowhere). For multi-token prediction (mtp): hidden_first: whether
     the feature comes before the embedding in what fc reads; masks_first: whether the embedding in the row of position 0
     is zero. own_lm_head: whether there is an LM head of its own; a block's is in `block`, and ahead's in `ahead`. An
     assistant has the target's width here, and its own sizes in `assistant`. Defaults are those of heads without
@@ -49,6 +50,7 @@ class HeadConfig:
     taps: tuple[int, ...] = ()
     o_bias: bool = False
     qk_norm: bool = False
+    gated: bool = False
     normed_residual: bool = False
     tap_norm: TapNorm = "none"
     output_norm: OutputNorm = "logits"

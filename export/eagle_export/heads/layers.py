@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from transformers.models.llama import modeling_llama
+from transformers.models.phi3 import modeling_phi3
 
 from eagle_export.heads.config import HeadConfig
 
@@ -26,6 +27,7 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(width, kv, bias=config.qkv_bias)
         self.v_proj = nn.Linear(width, kv, bias=config.qkv_bias)
         self.o_proj = nn.Linear(q, config.hidden_size, bias=config.o_bias)
+        self.output_gate = nn.Linear(width, q, bias=False) if config.gated else None
         self.qk_norm = config.qk_norm
         if config.qk_norm:
             self.q_norm, self.k_norm = (norm_of(config.head_dim, config.rms_norm_eps) for _ in "qk")
@@ -40,11 +42,12 @@ class Attention(nn.Module):
         )
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
+        rotate = (modeling_llama if self.output_gate is None else modeling_phi3).apply_rotary_pos_emb
         if rows is None:
-            q, k = modeling_llama.apply_rotary_pos_emb(q, k, *rope)
+            q, k = rotate(q, k, *rope)
         else:  # the function rotates two tensors; the unused result is not traced
-            q, _ = modeling_llama.apply_rotary_pos_emb(q, q, *(wanted(table, rows) for table in rope))
-            _, k = modeling_llama.apply_rotary_pos_emb(k, k, *rope)
+            q, _ = rotate(q, q, *(wanted(table, rows) for table in rope))
+            _, k = rotate(k, k, *rope)
         new = (k.transpose(1, 2), v.transpose(1, 2))
         keys, values = (torch.cat(pair, 1).transpose(1, 2) for pair in zip(past, new, strict=True))
         # q is scaled here: TensorRT would apply the operator's own scale to all cached keys.
@@ -56,7 +59,10 @@ class Attention(nn.Module):
             scale=1.0,
             enable_gqa=q.shape[1] != keys.shape[1],
         )
-        return self.o_proj(out.transpose(1, 2).flatten(2)), new
+        out = out.transpose(1, 2).flatten(2)
+        if self.output_gate is not None:
+            out = out * torch.sigmoid(self.output_gate(wanted(x, rows)))
+        return self.o_proj(out), new
 
 
 class DecoderLayer(nn.Module):
@@ -106,6 +112,8 @@ def norm_of(width: int, eps: float) -> nn.Module:
 
 
 def rotary(config: HeadConfig) -> nn.Module:
-    """Returns a module that maps position_ids [1, T] to cos and sin, with the head's own rope_theta."""
-    module: nn.Module = modeling_llama.LlamaRotaryEmbedding(config.llama())
+    """Returns a module that maps position_ids [1, T] to cos and sin, with the head's own rope_theta. Of a gated layer
+    they are as many as a head has rotated numbers, as Phi-3's code computes and applies them."""
+    make = modeling_phi3.Phi3RotaryEmbedding if config.gated else modeling_llama.LlamaRotaryEmbedding
+    module: nn.Module = make(config.llama())
     return module

@@ -16,6 +16,7 @@ OutputNorm = Literal["logits", "recurrent", "none"]
 # Sizes that transformers' Llama and Qwen3 configs share as defaults, which a config written as a difference leaves out.
 TRANSFORMERS_DEFAULTS = (("num_attention_heads", 32), ("rms_norm_eps", 1e-6))
 LLAMA_TYPES = ("llama", "qwen2", "qwen3", "mimo")  # their decoder layer is Llama's, with biases or q/k norms
+PREDICTING = (*LLAMA_TYPES, "qwen3_5_text")  # targets whose own multi-token-prediction layer is read
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,10 @@ from eagle_export.base.errors import ExportError
 from eagle_export.heads.ahead_reader import HYDRA, MEDUSA, MEDUSA_IN_TARGET, OTHER_PARTS, VLLM_MEDUSA, AheadNames
 from eagle_export.heads.assistant_config import official_assistant
 from eagle_export.heads.block_layouts import block_layout, official_block
-from eagle_export.heads.layout import LLAMA_TYPES, TRANSFORMERS_DEFAULTS, HeadLayout
-from eagle_export.heads.prediction import DEEPSEEK, MIMO, QWEN, SPECULATORS
+from eagle_export.heads.layout import LLAMA_TYPES, PREDICTING, TRANSFORMERS_DEFAULTS, HeadLayout
+from eagle_export.heads.prediction import DEEPSEEK, MIMO, QWEN, SPECULATORS, in_parts
 from eagle_export.reading.checkpoint import Checkpoint
+from eagle_export.reading.families.nested import language_model
 
 PAIRED = "layers.0.hidden_norm.weight"  # the norm of the features: EAGLE-3's first layer has it, no other layer does
 
@@ -86,7 +87,7 @@ LAYOUTS = (
     HeadLayout(
         "Qwen MTP",
         "mtp",
-        source="vllm-project/vllm: vllm/model_executor/models/qwen3_next_mtp.py",
+        source="vllm-project/vllm: vllm/model_executor/models/{qwen3_next_mtp,qwen3_5_mtp}.py",
         tensors=("mtp.layers.0.",),
         names=QWEN,
     ),
@@ -216,9 +217,14 @@ def official(head: Checkpoint) -> tuple[HeadLayout, Checkpoint]:
     layout = next((each for each in LAYOUTS if each.fits(head)), None)
     if layout is not None and layout.kind == "assistant":
         return layout, official_assistant(head)
-    if layout is not None and layout.names is not None:
+    if layout is not None and isinstance(layout.names, AheadNames):
         head = replace(head, tensors=layout.names.official(head))
-        _refuse_heads(head) if isinstance(layout.names, AheadNames) else _refuse_layer(head, layout)
+        _refuse_heads(head)
+    elif layout is not None and layout.names is not None:
+        head = language_model(head)
+        head = replace(head, tensors=layout.names.official(head))
+        _refuse_layer(head, layout)
+        head = in_parts(head)
     else:
         _refuse_known(head)
     if layout is None:
@@ -278,10 +284,10 @@ def _refuse_layer(head: Checkpoint, layout: HeadLayout) -> None:
     """Raises ExportError for a multi-token-prediction layer that is no plain decoder layer. head: by official names."""
     _refuse_contents(head)
     kind = head.config.get("model_type")
-    if layout.nested is None and kind not in LLAMA_TYPES:
+    if layout.nested is None and kind not in PREDICTING:
         raise ExportError(
             f"{head.folder / 'config.json'}: a multi-token-prediction layer of a model of type {kind!r} is not known, "
-            f"only of {', '.join(LLAMA_TYPES)}"
+            f"only of {', '.join(PREDICTING)}"
         )
 
 

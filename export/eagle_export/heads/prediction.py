@@ -16,12 +16,16 @@ from dataclasses import dataclass, replace
 
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
-from eagle_export.reading.stored_tensors import StoredTensor
+from eagle_export.reading.families.family import rope_settings
+from eagle_export.reading.families.qwen import PARTIAL_ROTATION
+from eagle_export.reading.families.registry import FAMILIES
+from eagle_export.reading.stored_tensors import StoredTensor, gated_parts
 
 NAMED = re.compile(r"(?:^|\.)(?:mtp_layers|mtp(?:\.layers)?)\.(\d+)?")  # MiMo, speculators; Qwen3-Next
 APPENDED = re.compile(r"model\.layers\.(\d+)\.")  # DeepSeek: layers after the target's own
 MEDUSA_HEADS = "medusa_head."
 OFFICIAL = ("embed_norm.", "hidden_norm.", "fc.", "norm.")
+QUERIES, GATE = "self_attn.q_proj.weight", "self_attn.output_gate.weight"  # of a layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,28 @@ DEEPSEEK = LayerNames(
     ),
 )
 QWEN = LayerNames("mtp.", _layer("pre_fc_norm_embedding.", "pre_fc_norm_hidden.", "fc.", "norm."))
+
+
+def in_parts(head: Checkpoint) -> Checkpoint:
+    """Returns a layer, with the official names, of which norms have their whole gains, and gates of attention are a
+    tensor apart from the queries (Qwen3.5). Raises ExportError if there are no queries."""
+    family = FAMILIES.get(str(head.config.get("model_type")))
+    if family is None:
+        return head
+    tensors, config = dict(head.tensors), dict(head.config)
+    for name, tensor in head.tensors.items():
+        if offset := family.gain_offset(name):
+            tensors[name] = tensor.plus(offset)
+    if family.delta:
+        both = head.require(f"layers.0.{QUERIES}", (None, None))
+        parts = gated_parts(both, head.integer("num_attention_heads"))
+        tensors[f"layers.0.{QUERIES}"], tensors[f"layers.0.{GATE}"] = parts
+        rope = rope_settings(config, str(head.folder / "config.json"))["rope_parameters"]
+        share = config.get("partial_rotary_factor", PARTIAL_ROTATION)
+        of_texts = {key: value for key, value in rope.items() if not key.startswith("mrope")}
+        config["rope_parameters"] = {"partial_rotary_factor": share, **of_texts}
+        config["layer_types"] = None  # of the target's layers
+    return replace(head, tensors=tensors, config=config)
 
 
 def prediction_layers(target: Checkpoint) -> Mapping[str, int]:

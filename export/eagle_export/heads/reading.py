@@ -10,6 +10,7 @@ from eagle_export.base.errors import ExportError
 from eagle_export.heads.config import HeadConfig, TapNorm
 from eagle_export.heads.kinds import KINDS, Kind
 from eagle_export.heads.layout import HeadLayout, OutputNorm
+from eagle_export.heads.prediction import GATE
 from eagle_export.reading.checkpoint import LM_HEAD, Checkpoint
 from eagle_export.reading.families.family import rope_settings
 from eagle_export.reading.stored_tensors import StoredTensor
@@ -62,6 +63,7 @@ def read_head_config(
         taps=_taps(head, layout, fed // target_hidden, target_layers) if kind.reads_taps else (),
         o_bias=f"{layer}.self_attn.o_proj.bias" in head.tensors,
         qk_norm=f"{layer}.self_attn.q_norm.weight" in head.tensors,
+        gated=f"{layer}.{GATE}" in head.tensors,
         normed_residual=bool(_setting(head, "norm_before_residual") or layout.normed_residual),
         tap_norm=_tap_norm(head),
         output_norm=_output_norm(head, layout),
