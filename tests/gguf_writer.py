@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "ernie4_5_moe": "ernie4_5-moe",
     "glm4_moe": "glm4moe",
     "lfm2_moe": "lfm2moe",
+    "qwen3_5_text": "qwen35",
 }
 LFM2 = ("lfm2", "lfm2moe")
 TURNED = ("llama", "smollm3", "granite", "granitemoe", "arcee", "mistral3")
@@ -67,7 +68,7 @@ def write_gguf(folder: Path, path: Path, kind: str = "f32", *, pre: str = "gpt-2
         quantised = (
             kind != "f32"
             and values.ndim > 1
-            and not each.endswith(("gate_inp.weight", ".bias", "shortconv.conv.weight"))
+            and not each.endswith(("gate_inp.weight", ".bias", "shortconv.conv.weight", "ssm_conv1d.weight"))
         )
         form = gguf.GGMLQuantizationType[KINDS[kind] if quantised else "F32"]
         stored = quantize(np.ascontiguousarray(values, dtype=np.float32), form)
@@ -84,7 +85,7 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
     heads = config.num_attention_heads
     layer = config.per_layer_config[0] if name == "gemma4" else config  # has a window
     width = getattr(layer, "head_dim", None) or config.hidden_size // heads
-    further = getattr(config, "num_nextn_predict_layers", 0)
+    further = _further(config)
     writer.add_block_count(config.num_hidden_layers + further)
     if further:
         writer.add_nextn_predict_layers(further)
@@ -122,7 +123,7 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
         writer.add_sliding_window(config.sliding_window)
     if name in ("olmo2", "exaone4") and getattr(config, "sliding_window", None):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
-    if name in ("glm4", "glm4moe"):
+    if name in ("glm4", "glm4moe", "qwen35"):
         writer.add_rope_dimension_count(int(width * full["partial_rotary_factor"]))
     if name == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
@@ -166,10 +167,25 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
         writer.add_leading_dense_block_count(config.num_dense_layers)
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if name == "qwen35":
+        writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+        writer.add_ssm_state_size(config.linear_key_head_dim)
+        writer.add_ssm_group_count(config.linear_num_key_heads)
+        writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+        writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+        recurrent = [kind == "linear_attention" for kind in config.layer_types] + [False] * further
+        writer.add_array("qwen35.attention.recurrent_layers", recurrent)
+        writer.add_full_attention_interval(4)
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
     if name == "gpt-oss":
         writer.add_expert_feed_forward_length(config.intermediate_size)
     if name == "qwen3moe":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+
+
+def _further(config: Any) -> int:
+    """Layers that predict further tokens."""
+    return getattr(config, "num_nextn_predict_layers", 0) or getattr(config, "mtp_num_hidden_layers", 0)
 
 
 def _adjusted_width(config: Any) -> int:
@@ -231,6 +247,8 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
             if full == "lm_head.weight":
                 continue
             values = values + np.float32(1) if full.endswith("norm.weight") else values
+        if name == "qwen35":
+            values = _qwen35_values(config, full, values)
         if name in TURNED and "q_proj." in full:
             values = permuted(values, config.num_attention_heads)
         if name in TURNED and "k_proj." in full:
@@ -238,9 +256,13 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
         if name == "granitemoe":  # by the names of Qwen3-MoE, which the package knows
             full = full.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp")
         values = values.reshape(-1) if full.endswith("correction_bias") else values
-        values = values.squeeze(1) if full.endswith(".conv.conv.weight") else values
+        values = values.squeeze(1) if full.endswith((".conv.conv.weight", ".conv1d.weight")) else values
         full = full.replace("e_score_correction_bias", "e_score_correction.bias")
         full = full.replace(".expert_bias", ".expert_bias.bias")
+        full = full.replace(".dt_bias", ".dt_proj.bias")
+        if full.endswith(".A_log"):
+            out.append((names.get_name(full), values))
+            continue
         base, _, kind = (f"{full}.weight" if full.endswith((".sinks", ".layer_scalar")) else full).rpartition(".")
         if ".experts." in base:
             before, _, after = base.partition(".experts.")
@@ -255,7 +277,7 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
         mapped = names.get_name(base)
         assert mapped is not None, full
         out.append((f"{mapped}.{kind}", values))
-    if getattr(config, "num_nextn_predict_layers", 0):  # one of the tensors that the converter writes of such a layer
+    if _further(config):  # one of the tensors that the converter writes of such a layer
         further = np.zeros((config.hidden_size, 2 * config.hidden_size), np.float32)
         out.append((f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight", further))
     for key, parts in experts.items():
@@ -264,6 +286,28 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
         assert mapped is not None, key
         out.append((f"{mapped}.{kind}", np.stack([parts[number] for number in sorted(parts)])))
     return out
+
+
+def _qwen35_values(config: Any, full: str, values: np.ndarray) -> np.ndarray:
+    """A tensor as the converter changes it, in the checkpoint's shape."""
+    part = full.partition(".linear_attn.")[2].partition(".")[0]
+    keys, width = config.linear_num_key_heads, config.linear_value_head_dim
+    if part in ("in_proj_qkv", "conv1d"):
+        start = 2 * keys * config.linear_key_head_dim
+        return np.concatenate((values[:start], _tiled(values[start:], 0, keys, width)))
+    if part in ("in_proj_z", "out_proj"):
+        return _tiled(values, int(part == "out_proj"), keys, width)
+    if part in ("in_proj_a", "in_proj_b", "A_log", "dt_bias"):
+        values = _tiled(values, 0, keys, 1)
+    if full.endswith("norm.weight") and part != "norm":
+        values = values + np.float32(1)
+    return -np.exp(values) if part == "A_log" else values
+
+
+def _tiled(values: np.ndarray, axis: int, keys: int, width: int) -> np.ndarray:
+    """Heads that lie along an axis: of those of each key the first, then the second ones."""
+    heads = values.reshape(*values.shape[:axis], keys, -1, width, *values.shape[axis + 1 :])
+    return heads.swapaxes(axis, axis + 1).reshape(values.shape)
 
 
 def _tokenizer(writer: Any, folder: Path, config: Any, pre: str) -> None:

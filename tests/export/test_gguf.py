@@ -59,6 +59,14 @@ PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 5e5, "partial_rotary_
 GEMMA4 = {"head_dim": 16, "global_head_dim": 44, "num_hidden_layers": 4, "sliding_window": 12}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+QWEN35 = {
+    "head_dim": 32,
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "rope_parameters": {**NEAR, "partial_rotary_factor": 0.5},
+}
 SCALES = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.7, "logits_scaling": 2.0}
 ROWS = {
     "Llama 3, tied": Row(
@@ -89,6 +97,16 @@ ROWS = {
     ),
     "Qwen2.5": Row("qwen2", {"rope_parameters": {**NEAR, "rope_theta": 1e6}}),
     "Qwen3": Row("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "Qwen3.5": Row("qwen3_5_text", {**QWEN35, "linear_num_value_heads": 2, "tie_word_embeddings": True}),
+    "Qwen3.5, with more values than keys": Row(
+        "qwen3_5_text",
+        {
+            **QWEN35,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            "linear_num_value_heads": 6,
+            "mtp_num_hidden_layers": 1,
+        },
+    ),
     "Phi-3": Row("phi3", {"sliding_window": 20}),
     "Phi-4-mini": Row(
         "phi3",
@@ -238,6 +256,8 @@ def save_source(row: Row, folder: Path) -> None:
     for name, parameter in [*model.named_parameters(), *scalars]:
         if name.endswith(("norm.weight", "bias", "gate.weight", "sinks", "layer_scalar")):  # else all ones or zeros
             torch.nn.init.normal_(parameter, parameter.mean().item(), 0.3)
+        if name.endswith("A_log"):  # the file has exp of it, of which nearer 0 the logarithm has other last bits
+            torch.nn.init.uniform_(parameter, 2, 2.7)
     model.save_pretrained(folder)
 
 
@@ -315,16 +335,26 @@ def test_a_pair_from_a_file_is_the_pair_of_its_source(
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0", "q4_0", "q5_1"])
-@pytest.mark.parametrize("name", ["Llama with biases and a smaller original context", "Gemma-2", "Mixtral", "Phi-3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Llama with biases and a smaller original context",
+        "Gemma-2",
+        "Mixtral",
+        "Phi-3",
+        "Qwen3.5, with more values than keys",
+    ],
+)
 def test_values_are_the_dequantised_ones(
     sources: Callable[[str], Path], files: Callable[..., Path], name: str, kind: str
 ) -> None:
-    """A matrix is quantised row by row, so the order of its rows in the file does not matter."""
+    """A matrix is quantised row by row, so the order of its rows in the file does not matter, nor that of columns that
+    keep together in blocks."""
     form = gguf.GGMLQuantizationType[KINDS[kind]]
     source, file = open_checkpoint(sources(name)).tensors, open_gguf(files(name, kind)).tensors
     compared = 0
     for key, tensor in source.items():
-        if key not in file or tensor.read().ndim < 2 or key.endswith("gate.weight"):
+        if key not in file or tensor.read().ndim < 2 or key.endswith(("gate.weight", "conv1d.weight")):
             continue
         values = tensor.read().float().numpy()
         expected = gguf.dequantize(gguf.quantize(values, form), form)
@@ -592,6 +622,52 @@ LFM2_REFUSED = {
 def test_an_lfm2_that_contradicts_itself_is_refused(files: Callable[..., Path], tmp_path: Path, name: str) -> None:
     change, message = LFM2_REFUSED[name]
     path = changed(files("LFM2"), tmp_path / "changed.gguf", change)
+    with pytest.raises(ExportError, match=re.escape(message)):
+        export(path, None, tmp_path / "bundle", certify=False)
+
+
+def test_a_qwen35_may_be_ollamas(files: Callable[..., Path], tmp_path: Path) -> None:
+    """Its files say how many key heads each layer has, not which are delta nets, and hold what predicts further tokens
+    and reads images."""
+
+    def change(writer: Any) -> None:
+        key("qwen35.attention.recurrent_layers", None)(writer)
+        key("qwen35.attention.head_count_kv", [0, 0, 0, 2])(writer)
+        for name in [name for name in writer.tensors[0] if name.endswith("ssm_dt.bias")]:
+            writer.tensors[0][name.removesuffix(".bias")] = writer.tensors[0].pop(name)
+        for name in ("mtp.fc.weight", "v.blk.0.attn_q.weight"):
+            writer.add_tensor(name, np.zeros((32, 32), np.float32))
+
+    opened, plain = open_gguf(changed(files("Qwen3.5"), tmp_path / "ollama.gguf", change)), open_gguf(files("Qwen3.5"))
+    assert opened.config == plain.config
+    assert opened.tensors.keys() == plain.tensors.keys()
+
+
+def test_what_fades_is_read_to_a_rounding_error(files: Callable[..., Path], tmp_path: Path) -> None:
+    """exp rounds it: of the logarithm of a number near 1 the last bits are lost, to no effect."""
+    logs = np.array([-3, -1e-3, 1e-4, 0.3, 1, 2.7], np.float32)
+    path = changed(
+        files("Qwen3.5, with more values than keys"), tmp_path / "near.gguf", tensor("blk.0.ssm_a", -np.exp(logs))
+    )
+    read = open_gguf(path).tensors["model.layers.0.linear_attn.A_log"].read().numpy()
+    np.testing.assert_allclose(read, logs.reshape(3, 2).T.ravel(), rtol=0, atol=2**-23)
+
+
+QWEN35_REFUSED = {
+    "kinds": (key("qwen35.attention.recurrent_layers", [True] * 3), "must say of each of 4 layers"),
+    "no kind": (key("qwen35.attention.recurrent_layers", True), "is True, but must say of each of 4 layers"),
+    "key heads unknown": (key("qwen35.ssm.group_count", None), "qwen35.ssm.group_count is missing"),
+    "heads that share none": (key("qwen35.ssm.group_count", 4), "6 heads of values cannot share 4 heads of keys"),
+    "other widths": (key("qwen35.ssm.inner_size", 96), "asks for [160, 1, 4]"),
+    "without a kind": (lambda writer: writer.add_tensor("blk.1.attn_q", np.zeros(4, np.float32)), "is not known"),
+    "with experts": (key("general.architecture", "qwen35moe"), "holds a model of architecture 'qwen35moe', but only"),
+}
+
+
+@pytest.mark.parametrize("name", QWEN35_REFUSED)
+def test_a_qwen35_that_contradicts_itself_is_refused(files: Callable[..., Path], tmp_path: Path, name: str) -> None:
+    change, message = QWEN35_REFUSED[name]
+    path = changed(files("Qwen3.5, with more values than keys"), tmp_path / "changed.gguf", change)
     with pytest.raises(ExportError, match=re.escape(message)):
         export(path, None, tmp_path / "bundle", certify=False)
 

@@ -105,7 +105,7 @@ def test_byte_level(pre: str) -> None:
         original.pre_tokenizer = pre_tokenizers.Sequence([*splits, level])
     else:
         original.pre_tokenizer = DIGITS if pre in ("smollm", "starcoder", "refact") else GPT2
-    if pre in ("olmo", "qwen2", "deepseek-r1-qwen", "kormo", "megrez", "seed-coder"):
+    if pre in ("olmo", "qwen2", "qwen35", "deepseek-r1-qwen", "kormo", "megrez", "seed-coder"):
         original.normalizer = normalizers.NFC()
     bos = ("<|endoftext|>", 0)
     with_bos = pre in ("tekken", "llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2")

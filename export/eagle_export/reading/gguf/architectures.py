@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eagle_export.base.errors import ExportError
-from eagle_export.reading.gguf.file import GgufFile
+from eagle_export.reading.gguf.file import GgufFile, Order
 from eagle_export.reading.gguf.gemma4 import gemma4_config
+from eagle_export.reading.gguf.qwen35 import qwen35_config, value_order
 from eagle_export.reading.gguf.rope import rope_parameters
 
 Config = dict[str, Any]
@@ -38,6 +39,17 @@ BEFORE_BOTH = {"attn_norm": "input_layernorm", "post_attention_norm": "post_atte
 BEFORE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 AROUND = {"attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm", **AFTER}
+DELTA_NET = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt": "linear_attn.dt_bias",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
 LLAMA_NAMES = {**PROJECTIONS, **MLP, **BEFORE}
 NORMS_AFTER = {**PROJECTIONS, **MLP, **AFTER, **QK_NORMS}
 EXPERTS = {f"ffn_{name}": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")}
@@ -65,8 +77,9 @@ class Architecture:
     names of what belongs to no layer. turned: whether rows of queries and keys are in llama.cpp's order. norm_added:
     what the gains of norms have in addition to the checkpoint's. partly: whether a part of each head may be rotated
     alone. experts: part of a block -> name of an expert's, with {} for its number. bare: parts of a block whose names
-    in a layer end with them, without "weight". shaped: part -> its shape in a checkpoint, made of that in a file. eps:
-    of norms, where a file need not say it."""
+    in a layer end with them, without "weight". shaped: part -> its shape in a checkpoint, made of that in a file.
+    ordered: file, part, its shape -> the order of its numbers where it is not a checkpoint's. exponential: parts that
+    are -exp of a checkpoint's. eps: of norms, where a file need not say it."""
 
     model_type: str
     layer: Mapping[str, str]
@@ -79,6 +92,8 @@ class Architecture:
     experts: Mapping[str, str] = field(default_factory=dict)
     bare: tuple[str, ...] = ()
     shaped: Mapping[str, Callable[[Shape], Shape]] = field(default_factory=dict)
+    ordered: Callable[[GgufFile, str, Shape], Order | None] = lambda file, part, shape: None
+    exponential: tuple[str, ...] = ()
     eps: float | None = None
 
 
@@ -289,14 +304,11 @@ def _glm4_moe(file: GgufFile, config: Config) -> Config:
 def _lfm2(file: GgufFile) -> Config:
     """Layers with a convolution have no key/value heads."""
     key = "attention.head_count_kv"
-    heads = file.each_layer(key, least=0)
-    if len(counts := set(heads) - {0}) != 1:
-        raise ExportError(f"{file.path}: metadata {file.architecture}.{key} is {heads}, not one number and zeros")
     return {
         "intermediate_size": file.integer("feed_forward_length"),
         "block_auto_adjust_ff_dim": False,
-        "num_key_value_heads": counts.pop(),
-        "layer_types": ["full_attention" if each else "conv" for each in heads],
+        "num_key_value_heads": file.one_of_some_layers(key),
+        "layer_types": ["full_attention" if each else "conv" for each in file.each_layer(key, least=0)],
         "conv_L_cache": file.integer("shortconv.l_cache"),
         "norm_eps": file.number("attention.layer_norm_rms_epsilon"),
         "rope_parameters": rope_parameters(
@@ -320,11 +332,26 @@ def _seed_oss(file: GgufFile, config: Config) -> Config:
     return {**_biases(file, config), "attention_out_bias": "blk.0.attn_output.bias" in file.tensors}
 
 
-LFM2_SHAPED: Mapping[str, Callable[[Shape], Shape]] = {"shortconv.conv": lambda shape: (shape[0], 1, *shape[1:])}
+def _channels(shape: Shape) -> Shape:
+    """Of a convolution of each channel, which a file has as a matrix."""
+    return (shape[0], 1, *shape[1:])
+
+
+LFM2_SHAPED: Mapping[str, Callable[[Shape], Shape]] = {"shortconv.conv": _channels}
 ARCHITECTURES = {
     "llama": Architecture("llama", LLAMA_NAMES, _llama, turned=True),
     "qwen2": Architecture("qwen2", LLAMA_NAMES, _no_window),
     "qwen3": Architecture("qwen3", {**LLAMA_NAMES, **QK_NORMS}, _no_window),
+    "qwen35": Architecture(
+        "qwen3_5_text",
+        {**PROJECTIONS, **MLP, **BEFORE_BOTH, **QK_NORMS, **DELTA_NET},
+        layers=qwen35_config,
+        norm_added=1.0,
+        bare=("ssm_a", "ssm_dt"),
+        shaped={"ssm_conv1d": _channels},
+        ordered=value_order,
+        exponential=("ssm_a",),
+    ),
     "phi3": Architecture(
         "phi3",
         {

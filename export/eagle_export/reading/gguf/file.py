@@ -38,16 +38,33 @@ AT_ONCE = 1 << 22  # numbers that are dequantised together
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """How numbers are stored from row `start` on, in llama.cpp's order: [outer, first, second, others], where a
+    checkpoint has [outer, second, first, others]."""
+
+    outer: int
+    first: int
+    second: int
+    start: int = 0
+
+    def undo(self, values: torch.Tensor) -> None:
+        """Puts values into a checkpoint's order."""
+        rows = values[self.start :]
+        rows[:] = rows.reshape(self.outer, self.first, self.second, -1).transpose(1, 2).reshape(rows.shape)
+
+
+@dataclass(frozen=True, slots=True)
 class GgufTensor(StoredTensor):
     """A tensor of a GGUF file, or some of its rows. offset: of its first byte. kind: GGML's type. row_bytes: of a row,
-    its last axis. heads: the number of heads whose rows llama.cpp has in its own order, 0 for rows as they are.
-    added: what the values have in addition to the checkpoint's."""
+    its last axis. order: in which llama.cpp has its numbers, None for a checkpoint's. added: what the values have in
+    addition to the checkpoint's. exponential: whether they are -exp of the checkpoint's."""
 
     offset: int
     kind: str
     row_bytes: int
-    heads: int = 0
+    order: Order | None = None
     added: float = 0.0
+    exponential: bool = False
 
     @property
     def stored_as(self) -> str:
@@ -60,22 +77,23 @@ class GgufTensor(StoredTensor):
         return self._rows * self.row_bytes
 
     def read(self) -> torch.Tensor:
-        """Reads the tensor, in fp32 if its type has blocks or something was added; no other tensor is loaded."""
+        """Reads the tensor, in fp32 if its type has blocks or the values were changed; no other tensor is loaded."""
         values = self._some(slice(None)).reshape(self.shape)
-        if self.heads:
-            rest = self.shape[1:]
-            values = values.reshape(self.heads, -1, 2, *rest).transpose(1, 2).reshape(self.shape).contiguous()
+        if self.order is not None:
+            self.order.undo(values)
         return values
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
         """Reads a range along the first axis; all of a tensor whose rows are in another order."""
-        if self.heads or len(self.shape) != 2:
+        if self.order is not None or len(self.shape) != 2:
             return StoredTensor.rows(self, start, stop)
         return self._some(slice(start, stop))
 
     def _some(self, rows: slice) -> torch.Tensor:
         stored = np.memmap(self.file, np.uint8, "r", self.offset, (self._rows, self.row_bytes))[rows]
         values = _values(stored, self.kind)
+        if self.exponential:
+            return (-values.double()).log().float()
         return values.float() - self.added if self.added else values
 
     def plus(self, offset: float) -> StoredTensor:
@@ -154,6 +172,13 @@ class GgufFile:
                 f"{least} or more, of all layers or of each of {self.layers}; {ADVICE}"
             )
         return numbers
+
+    def one_of_some_layers(self, key: str) -> int:
+        """Returns a whole number that some layers have, the same, and the others not: 0. Raises ExportError."""
+        numbers = self.each_layer(key, least=0)
+        if len(counts := set(numbers) - {0}) != 1:
+            raise ExportError(f"{self.path}: metadata {self.architecture}.{key} is {numbers}, not one number and zeros")
+        return counts.pop()
 
     @property
     def layers(self) -> int:

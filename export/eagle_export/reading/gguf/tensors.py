@@ -1,9 +1,9 @@
 """Tensors of a GGUF file under the names that Hugging Face's checkpoints have.
 
 Names and changes of values are those of llama.cpp's converter (conversion/*.py and gguf-py/gguf/tensor_mapping.py of
-ggml-org/llama.cpp). It changes values in two ways, both undone here: Gemma's gains have 1 added, and some families have
-the rows of each head of queries and keys in another order, because llama.cpp rotates rows 2 i and 2 i + 1 together,
-where transformers rotates rows i and i + d/2.
+ggml-org/llama.cpp). It changes values in three ways, all undone here: gains of Gemma and Qwen3.5 have 1 added, Qwen3.5
+has -exp of a number by which states fade, and some families have the rows of each head of queries and keys in another
+order, because llama.cpp rotates rows 2 i and 2 i + 1 together, where transformers rotates rows i and i + d/2.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import numpy as np
 
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.gguf.architectures import Architecture
-from eagle_export.reading.gguf.file import ADVICE, OTHER_TYPE, UNBLOCKED_TYPES, GgufFile, GgufTensor
+from eagle_export.reading.gguf.file import ADVICE, OTHER_TYPE, UNBLOCKED_TYPES, GgufFile, GgufTensor, Order
 
-# Of the language model: what rotates, and what reads images and sound, which Ollama keeps in one file.
+# Of the language model: what rotates, and what reads images and sound or predicts further tokens, which Ollama keeps in
+# one file.
 NOT_WEIGHTS = re.compile(
-    r"(blk\.\d+\.)?(rope_(freqs|factors_long|factors_short)\.weight|attn_rot_embd(\.weight)?)|(v|a|mm)\..+"
+    r"(blk\.\d+\.)?(rope_(freqs|factors_long|factors_short)\.weight|attn_rot_embd(\.weight)?)|(v|a|mm|mtp)\..+"
 )
 
 
@@ -66,8 +67,8 @@ def _parts(
     if (top := architecture.top.get(entry.name)) is not None:
         yield top, _tensor(entry, top, architecture)
         return
-    match = re.fullmatch(r"blk\.(\d+)\.([a-z0-9_.]+?)(?:\.(\d+))?\.(weight|bias)", entry.name)
-    if match is None:
+    match = re.fullmatch(r"blk\.(\d+)\.([a-z0-9_.]+?)(?:\.(\d+))?(?:\.(weight|bias))?", entry.name)
+    if match is None or (match[4] is None and match[2] not in architecture.bare):
         raise _unknown(file, entry)
     number, part, expert, kind = match.groups()
     layer = f"model.layers.{number}"
@@ -76,9 +77,9 @@ def _parts(
         start = 0
         for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
             rows = _some_rows(entry, start, (count * head_rows, *entry.shape[1:]))
-            turned = count if architecture.turned and name != "v" else 0
+            order = _turned(count, rows) if architecture.turned and name != "v" else None
             full = f"{layer}.self_attn.{name}_proj.{kind}"
-            yield full, replace(_tensor(rows, full, architecture), heads=turned)
+            yield full, replace(_tensor(rows, full, architecture), order=order)
             start += count * head_rows
         return
     if part.removesuffix("_exps") in architecture.experts and (part.endswith("_exps") or expert is not None):
@@ -97,10 +98,16 @@ def _parts(
     name = f"{layer}.{architecture.layer[part]}" + ("" if part in architecture.bare else f".{kind}")
     if part in architecture.shaped:
         entry = replace(entry, shape=architecture.shaped[part](entry.shape))
-    tensor = _tensor(entry, name, architecture)
+    order = architecture.ordered(file, part, entry.shape)
     if architecture.turned and part in ("attn_q", "attn_k"):
-        tensor = replace(tensor, heads=heads if part == "attn_q" else kv_heads)
-    yield name, tensor
+        order = _turned(heads if part == "attn_q" else kv_heads, entry)
+    tensor = _tensor(entry, name, architecture)
+    yield name, replace(tensor, order=order, exponential=part in architecture.exponential)
+
+
+def _turned(heads: int, rows: GgufTensor) -> Order:
+    """Of the rows of heads whose two halves follow each other in a checkpoint, and alternate in a file."""
+    return Order(heads, rows.shape[0] // heads // 2, 2)
 
 
 def _some_rows(entry: GgufTensor, start: int, shape: tuple[int, ...]) -> GgufTensor:
@@ -112,7 +119,8 @@ def _some_rows(entry: GgufTensor, start: int, shape: tuple[int, ...]) -> GgufTen
 
 
 def _tensor(entry: GgufTensor, name: str, architecture: Architecture) -> GgufTensor:
-    return replace(entry, name=name, added=architecture.norm_added if name.endswith("norm.weight") else 0.0)
+    gain = name.endswith("norm.weight") and not name.endswith(".linear_attn.norm.weight")
+    return replace(entry, name=name, added=architecture.norm_added if gain else 0.0)
 
 
 def _unknown(file: GgufFile, entry: GgufTensor) -> ExportError:

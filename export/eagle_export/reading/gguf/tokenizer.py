@@ -40,6 +40,7 @@ HARMONY = frozenset(("<|return|>", "<|call|>"))  # of gpt-oss, whose answers are
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA3 = rf"{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_QWEN35 = rf"{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
 _REST = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
@@ -70,6 +71,7 @@ CUTS = {
     "dbrx smaug-bpe": Cut((_LLAMA3,)),
     "minicpm5": Cut((r"\p{N}{1,3}", _LLAMA3.replace("{1,3}", "+")), whole=True),
     "qwen2 deepseek-r1-qwen kormo megrez": Cut((_LLAMA3.replace("{1,3}", ""),), nfc=True),
+    "qwen35": Cut((_QWEN35,), nfc=True),
     "stablelm2": Cut((_LLAMA3.replace("{1,3}", ""),)),
     "seed-coder": Cut((_LLAMA3.replace("{1,3}", "").replace(r"[\r\n]*", ""),), nfc=True),
     "hunyuan-dense": Cut(_DEEPSEEK3),
