@@ -66,6 +66,14 @@ TINY_YARN = {
 }
 NO_SCALE = 0.25  # of gains, where attention multiplies scores by nothing
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+NETS = {
+    "head_dim": 64,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+}
 # A family is one row here and one declaration in export/eagle_export/reading/families.
 ROWS = {
     "Llama": Row("llama"),
@@ -139,17 +147,10 @@ ROWS = {
             "num_experts_per_tok": 3,
         },
     ),
-    "Qwen3.5": Row(
-        "qwen3_5_text",
-        {
-            "head_dim": 64,
-            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 8,
-            "tie_word_embeddings": True,
-        },
+    "Qwen3.5": Row("qwen3_5_text", {**NETS, "tie_word_embeddings": True}),
+    "Qwen3.5, with experts": Row(
+        "qwen3_5_moe_text",
+        {**NETS, **EXPERTS, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
     ),
     "SmolLM3": Row("smollm3", {"no_rope_layer_interval": 2}),
     "Granite": Row("granite", MULTIPLIERS),

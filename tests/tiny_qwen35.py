@@ -1,4 +1,4 @@
-"""A tiny random Qwen3.5 as published: with a part that reads images, and with a multi-token-prediction layer."""
+"""Tiny random Qwen3.5 as published: with a part that reads images, and with a multi-token-prediction layer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+from transformers import (
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
+)
 from transformers.models.qwen3_5 import modeling_qwen3_5 as code
 
 from mtp_writers import read_folder, write_folder
@@ -60,6 +65,15 @@ class PredictionLayer(nn.Module):
 def qwen35() -> Any:
     config = Qwen3_5Config(text_config=PUBLISHED, vision_config=SEEN, tie_word_embeddings=True)
     return _random(Qwen3_5ForConditionalGeneration(config))
+
+
+def qwen35_moe() -> Any:
+    """With experts, whose config has no width of another MLP."""
+    widths = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40, "num_experts": 4}
+    text = {**PUBLISHED, **widths, "num_experts_per_tok": 2, "model_type": "qwen3_5_moe_text"}
+    del text["intermediate_size"], text["mlp_only_layers"]
+    seen = {**SEEN, "model_type": "qwen3_5_moe"}
+    return _random(Qwen3_5MoeForConditionalGeneration(Qwen3_5MoeConfig(text_config=text, vision_config=seen)))
 
 
 def with_layer(folder: Path) -> PredictionLayer:

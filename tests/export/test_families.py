@@ -51,6 +51,7 @@ UNTAPPED = (
     "Gemma-4, with values that are keys",
     "LFM2, with biases and wide convolutions",
     "LFM2, with experts",
+    "Qwen3.5, with experts",
     "Mixtral",
     "gpt-oss",
 )
@@ -376,6 +377,7 @@ MIXTURES = (
     "GLM-4.5-Air",
     "Granite, with experts",
     "LFM2, with experts",
+    "Qwen3.5, with experts",
 )
 # Whose bits no processor changes. Routers, a cap of logits and norms between products are ONNX Runtime's, and so are
 # rotations of heads of width 8, which no published model has.

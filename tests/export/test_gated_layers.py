@@ -30,7 +30,7 @@ from eagle_runtime.ort.session import OrtSession
 from fakes import observed
 from mtp_drafts import PROMPT, assert_drafts
 from mtp_writers import read_folder, write_folder
-from tiny_qwen35 import PredictionLayer, qwen35, with_layer
+from tiny_qwen35 import PredictionLayer, qwen35, qwen35_moe, with_layer
 
 
 @dataclass(frozen=True)
@@ -135,3 +135,16 @@ def test_bad_shapes_are_refused_in_a_sentence(case: str, model: Model, tmp_path:
     with pytest.raises(ExportError, match=message) as refusal:
         build_graphs(open_pair(folder, folder), "fp32", 8)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("experts", ["gate_up_proj", "0.up_proj.weight"])
+def test_a_layer_with_experts_is_left_out_and_cannot_draft(experts: str, tmp_path: Path) -> None:
+    qwen35_moe().save_pretrained(tmp_path)
+    tensors, config = read_folder(tmp_path)
+    norms = ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding")
+    tensors |= {f"mtp.{name}.weight": torch.ones(32) for name in norms}
+    tensors |= {"mtp.layers.0.mlp.gate.weight": torch.ones(4, 32), "mtp.fc.weight": torch.ones(32, 64)}
+    write_folder(tmp_path, tensors | {f"mtp.layers.0.mlp.experts.{experts}": torch.ones(4, 48, 32)}, config)
+    assert load_source(tmp_path) and open_pair(tmp_path, None).left_out == 1
+    with pytest.raises(ExportError, match=r"mlp\.(experts|gate)\..* it is a layer with a mixture of experts"):
+        open_pair(tmp_path, tmp_path)

@@ -30,6 +30,7 @@ TRACED = {  # numbers of the layers that are traced, of MANY: 0, and the first o
     "Qwen3-MoE, one layer without experts": (0, 1, 2),
     "LFM2": (0, 1, 2),
     "Qwen3.5": (0, 1, 2),
+    "Qwen3.5, with experts": (0, 1, 2),
     "LFM2, with experts": (0, 1, 2, 3),
     "LFM2, with biases and wide convolutions": (0, 1, 3),
 }

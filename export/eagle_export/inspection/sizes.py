@@ -181,13 +181,13 @@ def target_shapes(
     """The target's graph, with the part of an EAGLE-3 or block head that reads its taps."""
     experts = family.experts
     counts = None if experts is None else experts.counts(target.config)
-    # A router, which chooses experts, is computed in a wider type, and stays as it is.
-    router = "" if experts is None else f".{experts.block}.{experts.router}.weight"
+    # What chooses experts, or weighs the MLP beside them, is computed in a wider type, and stays as it is.
+    kept = () if experts is None else tuple(f".{experts.block}.{each}.weight" for each in experts.scorers)
     layers, numbers = [], 0
     for name, tensor in target.tensors.items():
         if name in (EMBEDDING, LAYERS_TABLE) or is_table(name):
             continue
-        if _is_layer(name, tensor) and not (router and name.endswith(router)):
+        if _is_layer(name, tensor) and not name.endswith(kept):
             layers.append(_layer(name, tensor, _before(name)))
         else:
             numbers += prod(tensor.shape)

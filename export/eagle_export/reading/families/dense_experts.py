@@ -53,6 +53,8 @@ class DenseExperts(nn.Module):
         self.experts = nn.ModuleList(Expert(config, experts) for _ in range(self.count))
         if experts.shared:
             self.add_module(experts.shared, whole.get_submodule(experts.shared))
+        if experts.shared_gate:
+            self.add_module(experts.shared_gate, whole.get_submodule(experts.shared_gate))
         if experts.correction:
             owner: nn.Module = self
             *path, name = experts.correction.split(".")
@@ -70,18 +72,26 @@ class DenseExperts(nn.Module):
         for number, expert in enumerate(self.experts):
             mixed = mixed + expert(x) * shares[..., number : number + 1]
         if self.declared.shared:
-            mixed = mixed + self.get_submodule(self.declared.shared)(x)
+            mixed = mixed + self._of_every_row(x)
         return (mixed, shares) if self.declared.tells_shares else mixed
 
+    def _of_every_row(self, x: Tensor) -> Tensor:
+        """Returns what the MLP that reads every row adds [1, T, H]."""
+        added: Tensor = self.get_submodule(self.declared.shared)(x)
+        gate = self.declared.shared_gate
+        return self._scores(gate, x).sigmoid().to(x.dtype) * added if gate else added
+
+    def _scores(self, name: str, x: Tensor) -> Tensor:
+        """Returns what a part of a few columns makes of x, in fp32. It is added up in a wider type, in which the order
+        does not matter: a rounding could send a row to another expert."""
+        wide, part = torch.float64 if x.dtype == torch.float32 else torch.float32, self.get_submodule(name)
+        assert isinstance(part, nn.Linear)
+        bias = None if part.bias is None else part.bias.to(wide)
+        return nn.functional.linear(x.to(wide), part.weight.to(wide), bias).float()
+
     def shares(self, x: Tensor) -> Tensor:
-        """Returns each expert's weight [1, T, E], zero for those that were not chosen. Scores are added up in a wider
-        type, in which their order does not matter: a rounding could send a row to another expert."""
-        wide = torch.float64 if x.dtype == torch.float32 else torch.float32
-        router = self.get_submodule(self.declared.router)
-        assert isinstance(router, nn.Linear)
-        bias = None if router.bias is None else router.bias.to(wide)
-        scores = nn.functional.linear(x.to(wide), router.weight.to(wide), bias).float()
-        best, which = self._chosen(scores)
+        """Returns each expert's weight [1, T, E], zero for those that were not chosen."""
+        best, which = self._chosen(self._scores(self.declared.router, x))
         is_chosen = which[..., None] == torch.arange(self.count)
         return (best[..., None] * is_chosen).sum(-2).to(x.dtype)
 

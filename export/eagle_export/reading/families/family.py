@@ -226,7 +226,8 @@ class Experts:
     chosen: config, the router's scores [T, E], a correction [E] -> weights and numbers [T, k] of each row's experts;
     None for the likeliest by softmax.
     correction: name of that tensor in the part of a layer, of which checkpoints may know its last part alone; "": none.
-    shared: name there of an MLP that reads every row; "": none."""
+    shared: name there of an MLP that reads every row; "": none. shared_gate: of the part whose sigmoid its output is
+    multiplied by; "": by nothing."""
 
     count: Callable[[Any], int]
     width: Callable[[Any], int]
@@ -243,7 +244,13 @@ class Experts:
     chosen: Callable[[Config, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     correction: str = ""
     shared: str = ""
+    shared_gate: str = ""
     module: str = MODULE
+
+    @property
+    def scorers(self) -> tuple[str, ...]:
+        """Names of the parts that weigh experts, and the MLP beside them."""
+        return (self.router, self.shared_gate) if self.shared_gate else (self.router,)
 
     def counts(self, config: Mapping[str, Any]) -> tuple[int, int] | None:
         """Returns E and k of a config.json; None where it leaves them to the defaults of transformers."""

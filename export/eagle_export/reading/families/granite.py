@@ -2,13 +2,13 @@
 Granite-3.1-1B-A400M, have a mixture of them in each layer. Granite 4 without experts and Mamba layers, such as
 Granite-4.0-micro, is Granite 3 under other names."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.reading.families.family import Experts, Family, no_moving_rope
-from eagle_export.reading.stored_tensors import ExpertTensor, RowsTensor, StoredTensor
+from eagle_export.reading.families.stacked_experts import single_experts
+from eagle_export.reading.stored_tensors import RowsTensor, StoredTensor
 
 BLOCK = "block_sparse_moe"
 SHARED, KINDS = "shared_mlp", ("layer_types", "layers_block_type")  # of Granite 4, and names of its layers' kinds
@@ -20,27 +20,11 @@ def opened(checkpoint: Checkpoint) -> Checkpoint:
     tensors: dict[str, StoredTensor] = {}
     for name, tensor in checkpoint.tensors.items():
         if name.endswith((INPUTS, OUTPUTS)):
-            tensors.update(_experts(checkpoint, name, tensor))
+            experts = name.partition(f".{BLOCK}.")[0] + f".{BLOCK}.experts"
+            tensors.update(single_experts(checkpoint, tensor, experts, joined=name.endswith(INPUTS)))
         else:
             tensors[name.replace(f".{BLOCK}.router.layer.", f".{BLOCK}.router.")] = tensor
     return replace(checkpoint, tensors=tensors)
-
-
-def _experts(checkpoint: Checkpoint, name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
-    if len(tensor.shape) != 3 or tensor.shape[1] % 2:
-        raise ExportError(
-            f"{checkpoint.folder}: tensor {name!r} has shape {list(tensor.shape)}, which no experts of Granite have; "
-            "the checkpoint is of a variant that is not supported"
-        )
-    count, rows, columns = tensor.shape
-    parts = {"down_proj": (0, rows, 1)}
-    if name.endswith(INPUTS):
-        parts = {"gate_proj": (0, rows // 2, 1), "up_proj": (rows // 2, rows, 1)}
-    layer = name.partition(f".{BLOCK}.")[0]
-    for number in range(count):
-        for matrix, part in parts.items():
-            own, shape = f"{layer}.{BLOCK}.experts.{number}.{matrix}.weight", (part[1] - part[0], columns)
-            yield own, ExpertTensor(own, tensor.file, shape, tensor.dtype, tensor, number, part)
 
 
 def plain(checkpoint: Checkpoint) -> Checkpoint:

@@ -25,6 +25,7 @@ WHOLES: Mapping[str, Mapping[str, Any]] = {
     "gemma4": {"model_type": "gemma4_text"},
     "mistral3": {"model_type": "mistral"},
     "qwen3_5": {"model_type": "qwen3_5_text"},
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text"},
 }
 SHARED = (  # keys of the whole that hold for its language model too
     "bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "quantization_config", "quantization",

@@ -3,8 +3,11 @@
 Queries, keys and values of Qwen2 and Qwen2.5 have biases; some configs give their upper layers a window. Qwen3
 normalises each head of the queries and keys, and a head's width is independent of the model's; Qwen3-MoE, such as
 Qwen3-30B-A3B, has a mixture of experts in all or some of its layers. Three of four layers of Qwen3.5 have a gated delta
-net in the place of attention, whose state a row of q, k, v and two gates changes; attention is gated in the others.
+net in the place of attention, whose state a row of q, k, v and two gates changes; attention is gated in the others. Its
+larger models, such as Qwen3.5-35B-A3B, have a mixture of experts in each layer, with a gated MLP that reads every row.
 """
+
+from dataclasses import replace
 
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
@@ -19,6 +22,8 @@ from eagle_export.reading.families.family import (
     no_moving_rope,
     one_window,
 )
+from eagle_export.reading.families.stacked_experts import single_experts
+from eagle_export.reading.stored_tensors import StoredTensor
 from eagle_runtime.bundle.manifest import SamplingDefaults
 
 QWEN2 = Family(
@@ -104,4 +109,35 @@ QWEN35 = Family(
     refuse=refuse,
     since="5.24.0",
 )
-FAMILIES = (QWEN2, MIMO, QWEN3, QWEN3_MOE, QWEN35)
+GATE_UP, DOWN = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"  # [E, 2I, X] and [E, X, I] of published models
+
+
+def opened(checkpoint: Checkpoint) -> Checkpoint:
+    """Returns a checkpoint with a tensor for each matrix of each expert, and with a width of an MLP, which configs of
+    models without one outside the mixture leave out. Raises ExportError for experts of another shape."""
+    tensors: dict[str, StoredTensor] = {}
+    for name, tensor in checkpoint.tensors.items():
+        if name.endswith((GATE_UP, DOWN)):
+            joined = name.endswith(GATE_UP)
+            tensors.update(single_experts(checkpoint, tensor, name.rpartition(".")[0], joined=joined))
+        else:
+            tensors[name] = tensor
+    width = checkpoint.integer("shared_expert_intermediate_size", 512)
+    return replace(checkpoint, config={"intermediate_size": width, **checkpoint.config}, tensors=tensors)
+
+
+QWEN35_MOE = replace(
+    QWEN35,
+    name="Qwen3.5, with experts",
+    model_type="qwen3_5_moe_text",
+    causal_lm="Qwen3_5MoeForCausalLM",
+    experts=replace(
+        EXPERTS,
+        renormalised=lambda config: True,
+        stacked=True,
+        shared="shared_expert",
+        shared_gate="shared_expert_gate",
+    ),
+    opened=opened,
+)
+FAMILIES = (QWEN2, MIMO, QWEN3, QWEN3_MOE, QWEN35, QWEN35_MOE)
