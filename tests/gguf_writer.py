@@ -36,8 +36,10 @@ ARCHITECTURES = {
     "glm4_moe": "glm4moe",
     "lfm2_moe": "lfm2moe",
     "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
 LFM2 = ("lfm2", "lfm2moe")
+QWEN35 = ("qwen35", "qwen35moe")
 TURNED = ("llama", "smollm3", "granite", "granitemoe", "arcee", "mistral3")
 KINDS = {
     "f32": "F32",
@@ -123,7 +125,7 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
         writer.add_sliding_window(config.sliding_window)
     if name in ("olmo2", "exaone4") and getattr(config, "sliding_window", None):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
-    if name in ("glm4", "glm4moe", "qwen35"):
+    if name in ("glm4", "glm4moe", *QWEN35):
         writer.add_rope_dimension_count(int(width * full["partial_rotary_factor"]))
     if name == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
@@ -167,20 +169,22 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
         writer.add_leading_dense_block_count(config.num_dense_layers)
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    if name == "qwen35":
+    if name in QWEN35:
         writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
         writer.add_ssm_state_size(config.linear_key_head_dim)
         writer.add_ssm_group_count(config.linear_num_key_heads)
         writer.add_ssm_time_step_rank(config.linear_num_value_heads)
         writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
         recurrent = [kind == "linear_attention" for kind in config.layer_types] + [False] * further
-        writer.add_array("qwen35.attention.recurrent_layers", recurrent)
+        writer.add_array(f"{name}.attention.recurrent_layers", recurrent)
         writer.add_full_attention_interval(4)
         writer.add_rope_dimension_sections([11, 11, 10, 0])
     if name == "gpt-oss":
         writer.add_expert_feed_forward_length(config.intermediate_size)
-    if name == "qwen3moe":
+    if name in ("qwen3moe", "qwen35moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if name == "qwen35moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
 
 
 def _further(config: Any) -> int:
@@ -247,7 +251,7 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
             if full == "lm_head.weight":
                 continue
             values = values + np.float32(1) if full.endswith("norm.weight") else values
-        if name == "qwen35":
+        if name in QWEN35:
             values = _qwen35_values(config, full, values)
         if name in TURNED and "q_proj." in full:
             values = permuted(values, config.num_attention_heads)
@@ -257,6 +261,7 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
             full = full.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp")
         values = values.reshape(-1) if full.endswith("correction_bias") else values
         values = values.squeeze(1) if full.endswith((".conv.conv.weight", ".conv1d.weight")) else values
+        values = values.squeeze(0) if full.endswith(".shared_expert_gate.weight") else values
         full = full.replace("e_score_correction_bias", "e_score_correction.bias")
         full = full.replace(".expert_bias", ".expert_bias.bias")
         full = full.replace(".dt_bias", ".dt_proj.bias")

@@ -107,6 +107,16 @@ ROWS = {
             "mtp_num_hidden_layers": 1,
         },
     ),
+    "Qwen3.5, with experts": Row(
+        "qwen3_5_moe_text",
+        {
+            **QWEN35,
+            **EXPERTS,
+            "linear_num_value_heads": 4,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 64,
+        },
+    ),
     "Phi-3": Row("phi3", {"sliding_window": 20}),
     "Phi-4-mini": Row(
         "phi3",
@@ -660,7 +670,10 @@ QWEN35_REFUSED = {
     "heads that share none": (key("qwen35.ssm.group_count", 4), "6 heads of values cannot share 4 heads of keys"),
     "other widths": (key("qwen35.ssm.inner_size", 96), "asks for [160, 1, 4]"),
     "without a kind": (lambda writer: writer.add_tensor("blk.1.attn_q", np.zeros(4, np.float32)), "is not known"),
-    "with experts": (key("general.architecture", "qwen35moe"), "holds a model of architecture 'qwen35moe', but only"),
+    "with other names": (
+        key("general.architecture", "qwen3next"),
+        "holds a model of architecture 'qwen3next', but only",
+    ),
 }
 
 

@@ -6,7 +6,7 @@ What a file does not say is what llama.cpp fills in when it loads one (src/model
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eagle_export.base.errors import ExportError
@@ -54,6 +54,10 @@ LLAMA_NAMES = {**PROJECTIONS, **MLP, **BEFORE}
 NORMS_AFTER = {**PROJECTIONS, **MLP, **AFTER, **QK_NORMS}
 EXPERTS = {f"ffn_{name}": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")}
 SHARED = {f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")}
+SHARED_GATED = {  # of an MLP that a sigmoid multiplies
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **{name: part.replace("shared_experts", "shared_expert") for name, part in SHARED.items()},
+}
 CORRECTED = "exp_probs_b"  # what is added to the shares by which experts are chosen
 W123 = {"gate": "w1", "down": "w2", "up": "w3"}
 MIXTRAL = {f"ffn_{name}": f"block_sparse_moe.experts.{{}}.{part}" for name, part in W123.items()}
@@ -337,20 +341,28 @@ def _channels(shape: Shape) -> Shape:
     return (shape[0], 1, *shape[1:])
 
 
+QWEN35 = Architecture(
+    "qwen3_5_text",
+    {**PROJECTIONS, **MLP, **BEFORE_BOTH, **QK_NORMS, **DELTA_NET},
+    layers=qwen35_config,
+    norm_added=1.0,
+    bare=("ssm_a", "ssm_dt"),
+    shaped={"ssm_conv1d": _channels},
+    ordered=value_order,
+    exponential=("ssm_a",),
+)
 LFM2_SHAPED: Mapping[str, Callable[[Shape], Shape]] = {"shortconv.conv": _channels}
 ARCHITECTURES = {
     "llama": Architecture("llama", LLAMA_NAMES, _llama, turned=True),
     "qwen2": Architecture("qwen2", LLAMA_NAMES, _no_window),
     "qwen3": Architecture("qwen3", {**LLAMA_NAMES, **QK_NORMS}, _no_window),
-    "qwen35": Architecture(
-        "qwen3_5_text",
-        {**PROJECTIONS, **MLP, **BEFORE_BOTH, **QK_NORMS, **DELTA_NET},
-        layers=qwen35_config,
-        norm_added=1.0,
-        bare=("ssm_a", "ssm_dt"),
-        shaped={"ssm_conv1d": _channels},
-        ordered=value_order,
-        exponential=("ssm_a",),
+    "qwen35": QWEN35,
+    "qwen35moe": replace(
+        QWEN35,
+        model_type="qwen3_5_moe_text",
+        layer={**QWEN35.layer, **SHARED_GATED, "ffn_gate_inp": "mlp.gate"},
+        experts=EXPERTS,
+        shaped={**QWEN35.shaped, "ffn_gate_inp_shexp": lambda shape: (1, shape[-1])},
     ),
     "phi3": Architecture(
         "phi3",

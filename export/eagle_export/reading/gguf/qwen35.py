@@ -12,16 +12,17 @@ from eagle_export.base.errors import ExportError
 from eagle_export.reading.gguf.file import ADVICE, GgufFile, Order
 from eagle_export.reading.gguf.rope import rope_parameters
 
+MOE = "qwen35moe"
 KINDS = "attention.recurrent_layers"
 KEY_HEADS, VALUE_HEADS, KEY_WIDTH = "ssm.group_count", "ssm.time_step_rank", "ssm.state_size"
 
 
 def qwen35_config(file: GgufFile) -> dict[str, Any]:
     """Returns what a config says of the layers. Raises ExportError for metadata that do not say it of each."""
-    width = file.integer("attention.key_length")
+    width, moe = file.integer("attention.key_length"), _experts(file) if file.architecture == MOE else {}
     share = file.integer("rope.dimension_count", width) / width
     return {
-        "intermediate_size": file.integer("feed_forward_length"),
+        **(moe or {"intermediate_size": file.integer("feed_forward_length")}),
         "head_dim": width,
         "num_key_value_heads": file.one_of_some_layers("attention.head_count_kv"),  # 0 in delta nets of Ollama's files
         "layer_types": _layer_types(file),
@@ -32,6 +33,15 @@ def qwen35_config(file: GgufFile) -> dict[str, Any]:
         "linear_conv_kernel_dim": file.integer("ssm.conv_kernel"),
         "partial_rotary_factor": share,
         "rope_parameters": {**rope_parameters(file, width), "partial_rotary_factor": share},
+    }
+
+
+def _experts(file: GgufFile) -> dict[str, Any]:
+    return {
+        "num_experts": file.integer("expert_count"),
+        "num_experts_per_tok": file.integer("expert_used_count"),
+        "moe_intermediate_size": file.integer("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": file.integer("expert_shared_feed_forward_length"),
     }
 
 
