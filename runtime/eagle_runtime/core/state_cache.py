@@ -136,7 +136,9 @@ class StateCache(Cache):
         return [start, *(replace(one, rows=one.rows[:, :end]) for one, end in ends)]
 
     def reach(self, length: int) -> int:
-        return length if self.base <= length else self._within(length)[-1].end(self.held)
+        if self.base <= length:
+            return length
+        return max((min(length, one.end(self.held)) for one in self._marks if one.base <= length), default=0)
 
     def truncate(self, length: int) -> None:
         assert self.reach(length) == length
