@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
-from eagle_export.recipes.attention import graph_input, head_major
+from eagle_export.recipes.attention import head_major
 from eagle_export.recipes.graph import CONVOLUTION, Pass, Steps, insert_split, take_place
-
-END = np.iinfo(np.int64).max
+from eagle_export.recipes.tree_rows import TreeRows, tree_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +73,13 @@ class Convolutions(Pass[ir.Node]):
     def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
         changed = {}
         ancestors: list[Ancestor] = []
+        tree = tree_rows(Steps(model, matches[0]), model)
         for node in matches:
             part, op = convolution_of(node), Steps(model, node)
             if self.in_heads:
                 head_major(part.past, part.heads, part.width)
             while len(ancestors) < part.tokens - 1:
-                ancestors.append(self._ancestor(op, model, part.past[0], 1 + len(ancestors)))
+                ancestors.append(self._ancestor(op, tree, part.past[0], 1 + len(ancestors)))
             changed[str(node.outputs[0].name)] = "gathered"
             for old, new in zip(node.outputs, self._computed(op, part, ancestors), strict=True):
                 take_place(old, new)
@@ -126,20 +125,14 @@ class Convolutions(Pass[ir.Node]):
             total = op("Add", total, part.bias)
         return op("Mul", after, total), new_keys, new_values
 
-    def _ancestor(self, op: Steps, model: ir.Model, keys: ir.Value, back: int) -> Ancestor:
+    def _ancestor(self, op: Steps, tree: TreeRows, keys: ir.Value, back: int) -> Ancestor:
         """keys: a past of keys."""
-        ints, mask = op.ints, graph_input(model, "tree_mask")
-        positions = op("Reshape", graph_input(model, "position_ids"), ints(-1))
-        length = op("Slice", positions, ints(0), ints(1), ints(0))  # of the past
-        wanted = op("Sub", positions, ints(back))
-        newest = op("Slice", mask, op("Neg", op("Shape", positions)), ints(END), ints(3))  # the new rows' columns
-        visible = op("Greater", op("Cast", op("Squeeze", newest, ints(0, 1)), to=int(ir.DataType.FLOAT)), op.number(-1))
-        match = op("And", visible, op("Equal", op("Unsqueeze", positions, ints(0)), op("Unsqueeze", wanted, ints(1))))
-        row = op("ArgMax", op("Cast", match, to=int(ir.DataType.INT32)), axis=1, keepdims=0)
-        committed, there = op("Less", wanted, length), op("GreaterOrEqual", wanted, op.integer(0))
+        ints = op.ints
+        wanted, committed, row = tree.before(op, back)
+        there = op("GreaterOrEqual", wanted, op.integer(0))
         if self.in_heads:
             last = op("Sub", op("Shape", keys, start=1, end=2), ints(1))
             column = op("Max", op("Min", wanted, last), ints(0))
         else:  # new rows follow the past ones
-            column = op("Max", op("Where", committed, wanted, op("Add", length, row)), ints(0))
+            column = op("Max", op("Where", committed, wanted, op("Add", tree.length, row)), ints(0))
         return Ancestor(op("Unsqueeze", there, ints(0, 2)), op("Unsqueeze", committed, ints(0, 2)), column, row)

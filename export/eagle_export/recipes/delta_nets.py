@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from eagle_export.recipes.attention import graph_input
 from eagle_export.recipes.graph import DELTA_NET, Pass, Steps, insert_split, take_place
+from eagle_export.recipes.tree_rows import END, tree_rows
 from eagle_runtime.bundle.graph import AFTER, state_names
 
-END = np.iinfo(np.int64).max
 EPSILON = 1e-6  # under the root of the norms of queries and keys (transformers' l2norm)
 
 
@@ -132,21 +131,14 @@ class _Places:
 
 
 def _places(op: Steps, model: ir.Model, part: DeltaPart) -> _Places:
-    ints, mask, tokens = op.ints, graph_input(model, "tree_mask"), part.tokens
-    positions = op("Reshape", graph_input(model, "position_ids"), ints(-1))
-    length = op("Slice", positions, ints(0), ints(1), ints(0))  # of the past
-    past, rows = op("Shape", part.past[0], start=1, end=2), op("Shape", positions)
-    newest = op("Slice", mask, op("Neg", rows), ints(END), ints(3))  # the new rows' columns
-    visible = op("Greater", op("Cast", op("Squeeze", newest, ints(0, 1)), to=int(ir.DataType.FLOAT)), op.number(-1))
+    ints, tokens, tree = op.ints, part.tokens, tree_rows(op, model)
+    past, rows = op("Shape", part.past[0], start=1, end=2), op("Shape", tree.positions)
     pending = op("Sub", past, ints(tokens - 1))
     own = op("Range", op.integer(tokens - 1), op("Squeeze", past, ints(0)), op.integer(1))  # of past rows
     before = []
     for back in range(1, tokens):
-        wanted = op("Sub", positions, ints(back))
-        match = op("And", visible, op("Equal", op("Unsqueeze", positions, ints(0)), op("Unsqueeze", wanted, ints(1))))
-        row = op("ArgMax", op("Cast", match, to=int(ir.DataType.INT32)), axis=1, keepdims=0)
-        old = op("Add", op("Sub", past, length), wanted)
-        new = op("Where", op("Less", wanted, length), old, op("Add", past, row))
+        wanted, committed, row = tree.before(op, back)
+        new = op("Where", committed, op("Add", op("Sub", past, tree.length), wanted), op("Add", past, row))
         before.append(op("Concat", op("Sub", own, ints(back)), new, axis=0))
     parents = op("Sub", op("Slice", before[0], pending, ints(END), ints(0)), past)
     parents = op("Max", parents, ints(-1))
