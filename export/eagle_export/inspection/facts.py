@@ -15,7 +15,7 @@ from eagle_export.heads.layouts import official
 from eagle_export.heads.prediction import prediction_layers, without_prediction_layers
 from eagle_export.heads.reading import head_problems, read_head_config
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
-from eagle_export.reading.families.family import Family
+from eagle_export.reading.families.family import Family, delta_sizes
 from eagle_export.reading.families.registry import check_config, family_of
 from eagle_runtime.core.target import SHORT_CHUNK
 
@@ -272,15 +272,7 @@ def _state_size(target: Checkpoint, family: Family | None) -> int:
     if family is None or not family.delta:
         return 0
     count = sum(name.endswith(f".{family.delta}.A_log") for name in target.tensors)
-    keys, width, heads, value_width = (
-        target.integer(f"linear_{name}", least)
-        for name, least in (
-            ("num_key_heads", 16),
-            ("key_head_dim", 128),
-            ("num_value_heads", 32),
-            ("value_head_dim", 128),
-        )
-    )
+    keys, width, heads, value_width = delta_sizes(target)
     row = 2 * keys * width + heads * (value_width + 2)
     return 2 * count * (heads * width * value_width + SHORT_CHUNK * row)
 

@@ -51,6 +51,22 @@ def linear_layers(config: Config) -> int:
     return sum(kind == LINEAR for kind in getattr(config, "layer_types", None) or ())
 
 
+def delta_sizes(checkpoint: Checkpoint) -> tuple[int, int, int, int]:
+    """Returns number and width of a delta net's heads of keys, and of those of values; as transformers has them where
+    config.json does not say. Raises ExportError for what is no number."""
+    defaults = {"num_key_heads": 16, "key_head_dim": 128, "num_value_heads": 32, "value_head_dim": 128}
+    keys, width, values, value_width = (checkpoint.integer(f"linear_{key}", size) for key, size in defaults.items())
+    return keys, width, values, value_width
+
+
+def only_types(checkpoint: Checkpoint, first: str, second: str) -> None:
+    """Raises ExportError for a layer of another type than these two."""
+    kinds = checkpoint.config.get("layer_types")
+    if isinstance(kinds, list) and (other := [kind for kind in kinds if kind not in (first, second)]):
+        where = checkpoint.folder / "config.json"
+        raise ExportError(f"{where}: a layer is of type {other[0]!r}, not {first!r} or {second!r}")
+
+
 def no_moving_rope(checkpoint: Checkpoint) -> None:
     """Raises ExportError for a rotation that depends on the length of the text, be it that of one kind of layers."""
     tables = checkpoint.config.get("rope_parameters")
@@ -123,18 +139,14 @@ class Family:
 
     def rotations(self, config: Config) -> int:
         """Returns how often the model rotates queries or keys."""
-        rows = self.rows(config)
-        keyless = int(config.num_hidden_layers) - linear_layers(config) - len(rows)
+        keyless = int(config.num_hidden_layers) - linear_layers(config) - len(self.rows(config))
         return 2 * self.rotary_layers(config) - keyless
 
     def keyed(self, config: Config) -> tuple[int, ...]:
         """Returns the numbers of the layers that have keys and values."""
-        kinds = getattr(config, "layer_types", None) if self.delta else None
-        return (
-            tuple(number for number in range(len(kinds)) if kinds[number] != LINEAR)
-            if kinds
-            else tuple(range(len(self.rows(config))))
-        )
+        if not self.delta:
+            return tuple(range(len(self.rows(config))))
+        return tuple(number for number, kind in enumerate(config.layer_types) if kind != LINEAR)
 
     def gain_offset(self, name: str) -> float:
         """Returns what the model adds to a stored tensor: to a norm's gain, but not to that of a delta net."""

@@ -13,7 +13,15 @@ from functools import partial
 
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
-from eagle_export.reading.families.family import Config, Experts, Family, Rows, by_sigmoids, no_moving_rope
+from eagle_export.reading.families.family import (
+    Config,
+    Experts,
+    Family,
+    Rows,
+    by_sigmoids,
+    no_moving_rope,
+    only_types,
+)
 
 CONVOLUTION, ATTENTION = "conv", "full_attention"
 MLP = "feed_forward"  # of a layer
@@ -41,9 +49,7 @@ def norms(config: Config) -> int:
 def refuse(checkpoint: Checkpoint) -> None:
     """Raises ExportError for layers of other kinds, and a number of heads that does not divide half the width."""
     where = checkpoint.folder / "config.json"
-    kinds = checkpoint.config.get("layer_types")
-    if isinstance(kinds, list) and (other := [kind for kind in kinds if kind not in (CONVOLUTION, ATTENTION)]):
-        raise ExportError(f"{where}: a layer is of type {other[0]!r}, not {CONVOLUTION!r} or {ATTENTION!r}")
+    only_types(checkpoint, CONVOLUTION, ATTENTION)
     hidden, heads = checkpoint.integer("hidden_size"), checkpoint.integer("num_attention_heads")
     if heads % 2 or hidden % heads:
         raise ExportError(f"{where}: hidden_size {hidden} is not that of an even number of heads, but of {heads}")

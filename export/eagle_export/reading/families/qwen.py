@@ -18,9 +18,11 @@ from eagle_export.reading.families.family import (
     Family,
     Rows,
     by_layer_type,
+    delta_sizes,
     linear_layers,
     no_moving_rope,
     one_window,
+    only_types,
 )
 from eagle_export.reading.families.stacked_experts import single_experts
 from eagle_export.reading.stored_tensors import StoredTensor
@@ -85,13 +87,12 @@ def norms(config: Config) -> int:
 def refuse(checkpoint: Checkpoint) -> None:
     """Raises ExportError for layers of other kinds, and for heads of values that do not share those of keys."""
     where = checkpoint.folder / "config.json"
+    only_types(checkpoint, LINEAR, ATTENTION)
     kinds = checkpoint.config.get("layer_types")
-    if isinstance(kinds, list) and (other := [kind for kind in kinds if kind not in (LINEAR, ATTENTION)]):
-        raise ExportError(f"{where}: a layer is of type {other[0]!r}, not {LINEAR!r} or {ATTENTION!r}")
     if isinstance(kinds, list) and ATTENTION not in kinds:
         raise ExportError(f"{where}: no layer is of type {ATTENTION!r}, and a target needs one")
-    keys, values = (checkpoint.integer(f"linear_num_{name}_heads", 16) for name in ("key", "value"))
-    if keys < 1 or values % keys:
+    keys, _, values, _ = delta_sizes(checkpoint)
+    if values % keys:
         raise ExportError(f"{where}: {values} heads of values cannot share {keys} heads of keys; download it again")
     no_moving_rope(checkpoint)
 
