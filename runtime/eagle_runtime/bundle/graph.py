@@ -137,10 +137,9 @@ class GraphSpec:
     @property
     def states(self) -> StateLayers | None:
         """The layers that have a state and no keys; None if there are none."""
-        count = sum(name.startswith("past_states.") and name.endswith(".rows") for name in self.inputs)
-        if count == 0:
+        names = _names_of_states(self)
+        if not names:
             return None
-        names = [state_names(number) for number in range(count)]
         rows, state = (self.inputs[name].shape for name in names[0][0])
         past, new = (tuple(pair[side] for pair in names) for side in (0, 1))
         return StateLayers(past, new, int(str(rows[1]).removeprefix(AFTER)), int(rows[2]), tuple(map(int, state)))
@@ -193,6 +192,12 @@ def state_names(number: int) -> tuple[tuple[str, str], tuple[str, str]]:
     return (past[0], past[1]), (new[0], new[1])
 
 
+def _names_of_states(graph: GraphSpec) -> list[tuple[tuple[str, str], tuple[str, str]]]:
+    """Of each layer that has a state and no keys, as state_names."""
+    count = sum(name.startswith("past_states.") and name.endswith(f".{STATE_PARTS[0]}") for name in graph.inputs)
+    return [state_names(number) for number in range(count)]
+
+
 def ahead_inputs(heads: int, grounded: bool) -> list[str]:
     """Returns the names of the inputs of Medusa's (or, grounded, Hydra's) heads: eagle_export.graphs.ahead_graph."""
     return ["features", *(f"paths.{depth}" for depth in range(heads) if grounded)]
@@ -236,7 +241,6 @@ def cache_shapes(graph: GraphSpec, layers: Sequence[tuple[int, int]]) -> tuple[d
 
 def state_shapes(graph: GraphSpec) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Returns the shapes that inputs and outputs of states must have: in all layers those of the first."""
-    count = sum(name.startswith("past_states.") for name in graph.inputs) // len(STATE_PARTS)
     first = [graph.inputs.get(name) for name in state_names(0)[0]]
     rows, state = (() if one is None else one.shape for one in first)
     held = str(rows[1]).removeprefix(AFTER) if len(rows) == 3 else ""
@@ -245,8 +249,7 @@ def state_shapes(graph: GraphSpec) -> tuple[dict[str, Shape], dict[str, Shape]]:
         rows, state = (1, f"{AFTER}3", 1), (1, 1, 1)
     past: dict[str, Shape] = {}
     new: dict[str, Shape] = {}
-    for number in range(count):
-        (rows_in, state_in), (rows_out, state_out) = state_names(number)
+    for (rows_in, state_in), (rows_out, state_out) in _names_of_states(graph):
         past |= {rows_in: (1, *rows[1:]), state_in: state}
         new |= {rows_out: (1, "T", *rows[2:]), state_out: state}
     return past, new

@@ -95,12 +95,12 @@ class StateCache(Cache):
             self._before_growth(2 * layers * math.prod(shape) * 4)
             self._states = [aligned_empty((layers, *shape), np.float32) for _ in self._states]
             self._states[0][:] = 0
-        held = self.rows.shape[1]
-        if held < rows:
-            self._before_growth(layers * row * 4 * (rows - held))
+        before = self.rows.shape[1]
+        if before < rows:
+            self._before_growth(layers * row * 4 * (rows - before))
             grown = aligned_empty((layers, rows, row), np.float32)
-            grown[:, :held] = self.rows
-            grown[:, held:] = 0
+            grown[:, :before] = self.rows
+            grown[:, before:] = 0
             self.rows = grown
 
     def computed(self) -> None:
@@ -129,22 +129,26 @@ class StateCache(Cache):
         self._marks = [*self._marks[1 - MARKS :], new]
 
     def _within(self, length: int) -> list[Mark]:
-        """The beginning of the text, and what is remembered of its first `length` tokens."""
-        layers, row, shape = self._sizes
-        start = Mark(0, np.zeros((layers, *shape), np.float32), np.zeros((layers, self.held, row), np.float32))
+        """What is remembered of the text's first `length` tokens."""
         ends = ((one, self.held + length - one.base) for one in self._marks if one.base <= length)
-        return [start, *(replace(one, rows=one.rows[:, :end]) for one, end in ends)]
+        return [replace(one, rows=one.rows[:, :end]) for one, end in ends]
+
+    def _start(self) -> Mark:
+        """The beginning of a text."""
+        layers, row, shape = self._sizes
+        return Mark(0, np.zeros((layers, *shape), np.float32), np.zeros((layers, self.held, row), np.float32))
 
     def reach(self, length: int) -> int:
         if self.base <= length:
             return length
-        return max((min(length, one.end(self.held)) for one in self._marks if one.base <= length), default=0)
+        marks = self._within(length)
+        return marks[-1].end(self.held) if marks else 0
 
     def truncate(self, length: int) -> None:
         assert self.reach(length) == length
-        first, *marks = self._within(length)
+        marks = self._within(length)
         if self.base > length:
-            self._take([first, *marks][-1])
+            self._take(marks[-1] if marks else self._start())
         self._marks, self.length = marks, length
         if self._next is not None and self._next > length:
             self._next = None
@@ -182,16 +186,14 @@ class StateCache(Cache):
         gives."""
         count = self.length if most is None else min(most, self.length)
         self._settle(count)
-        marks = self._within(count)
+        marks = self._within(count) or [self._start()]
+        now = marks[-1]
         if self.base <= count:
-            marks.append(Mark(self.base, self._states[0], self.rows[:, : self.held + count - self.base]))
-        pair = marks[-1], marks[max(0, len(marks) - 2)]
-        return [each for one in pair for each in (one.rows.copy(), one.state.copy(), np.array([one.base]))]
+            now = Mark(self.base, self._states[0], self.rows[:, : self.held + count - self.base])
+        return [each for one in (now, marks[-1]) for each in (one.rows.copy(), one.state.copy(), np.array([one.base]))]
 
     def rows_in(self, arrays: Sequence[npt.NDArray[np.generic]]) -> int:
-        rows = [one.ndim == 3 and number % 3 == 0 for number, one in enumerate(arrays)]
-        shapes = [one.shape[::2] if is_rows else one.shape for one, is_rows in zip(arrays, rows, strict=True)]
-        given = [(shape, one.dtype) for shape, one in zip(shapes, arrays, strict=True)]
+        given = [(one.shape[::2] if one.ndim == 3 else one.shape, one.dtype) for one in arrays]
         if given != self.kinds:
             raise ValueError(f"states of shapes and types {given} do not fit a cache of {self.kinds}")
         ends: list[int] = []

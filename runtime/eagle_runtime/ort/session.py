@@ -294,9 +294,9 @@ class OrtSession(BoundSession):
         for cache, count in zip(caches, rows.tolist(), strict=True):
             assert count <= cache.room, "the caller checks the capacity before a forward pass"
             cache.make_room(count)
-        firsts = [part for part in caches[0].each() if isinstance(part, (KVCache, StateCache))]
-        for part in firsts:
-            part.make_room(ends[-1])  # all new rows are written after its own
+        for part in caches[0].each():
+            if isinstance(part, (KVCache, StateCache)):
+                part.make_room(ends[-1])  # all new rows are written after its own
         merged = {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0] if name != "tree_mask"}
         merged["logit_rows"] += np.repeat(np.array([0, *ends[:-1]]), wanted)
         merged["tree_mask"] = texts_mask([feed["tree_mask"] for feed in feeds], ends)
