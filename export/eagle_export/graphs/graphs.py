@@ -87,9 +87,8 @@ class TargetGraph(nn.Module):
         mask = full_mask(tree_mask, past)
         masks = {width: windowed(mask, position_ids, width) for width in dict.fromkeys(self.windows)}
         attention_mask: Any = masks[self.windows[0]]
-        if (
-            len(masks) > 1 or self.family.convolution or self.family.delta
-        ):  # by the names that transformers gives to kinds of layers
+        if len(masks) > 1 or self.family.convolution or self.family.delta:
+            # by the names that transformers gives to kinds of layers
             kinds = zip(self.config.layer_types, self.windows, strict=True)
             attention_mask = {kind: masks[width] for kind, width in kinds}
         hidden = self.model(

@@ -211,13 +211,13 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
     target = {}
     for stored, tensor in pair.target.tensors.items():
         if not is_table(stored):
-            name = pair.family.parameter(stored)
+            name, part = pair.family.parameter(stored), ROTATED.fullmatch(stored)
             if offset := pair.family.gain_offset(tensor.name):  # the family stores a part of the gain
                 tensor = tensor.plus(offset)
-            if pair.family.neighbours and (part := ROTATED.fullmatch(stored)) is not None:
+            if pair.family.neighbours and part is not None:
                 heads = int(pair.config.num_attention_heads) if part[1] == "q" else pair.num_kv_heads
                 tensor = HalvedTensor(tensor.name, tensor.file, tensor.shape, tensor.dtype, tensor, heads, pair.rotated)
-            elif pair.family.delta and (part := ROTATED.fullmatch(stored)) is not None and part[1] == "q":
+            elif pair.family.delta and part is not None and part[1] == "q":
                 heads = int(pair.config.num_attention_heads)
                 tensor = GatedTensor(tensor.name, tensor.file, tensor.shape, tensor.dtype, tensor, heads)
             target[name] = Weight(name, tensor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,9 +180,11 @@ def gated_parts(both: StoredTensor, heads: int) -> tuple[StoredTensor, StoredTen
     """Returns the rows of all queries, and those of their gates, of a tensor [2 R, X] as GatedTensor describes it."""
     ordered, gates = GatedTensor(both.name, both.file, both.shape, both.dtype, both, heads), both.shape[0] // 2
     queries = both.shape[0] - gates
-    shapes = (queries, *both.shape[1:]), (gates, *both.shape[1:])
-    first, second = (RowsTensor(both.name, both.file, shape, both.dtype, ordered, 0) for shape in shapes)
-    return first, replace(second, start=queries)
+
+    def some(start: int, count: int) -> StoredTensor:
+        return RowsTensor(both.name, both.file, (count, *both.shape[1:]), both.dtype, ordered, start)
+
+    return some(0, queries), some(queries, gates)
 
 
 def same_values(first: StoredTensor, second: StoredTensor) -> bool:

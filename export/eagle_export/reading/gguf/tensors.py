@@ -106,7 +106,7 @@ def _parts(
 
 
 def _turned(heads: int, rows: GgufTensor) -> Order:
-    """Of the rows of heads whose two halves follow each other in a checkpoint, and alternate in a file."""
+    """Of the rows of heads, which rotate in pairs i and i + d/2 in a checkpoint, and 2 i and 2 i + 1 in a file."""
     return Order(heads, rows.shape[0] // heads // 2, 2)
 
 
