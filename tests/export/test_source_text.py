@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from conftest import GOLDEN, HEADS
 from eagle_calib.observe import SampleFile
@@ -18,6 +19,7 @@ from eagle_export.reading.families.source import load_source
 from eagle_export.recording.continuations import run_errors
 from eagle_export.recording.self_calibration import observe_source
 from eagle_export.recording.source_text import Greedy, Writer, sample
+from eagle_export.recording.states_in_place import states_in_place
 from source_continuations import continuations
 from tiny_families import ROWS, Row, source_of
 
@@ -66,6 +68,28 @@ def test_every_family_writes_its_texts_and_reads_no_token_in_vain(row: Row) -> N
         wanted = model(input_ids=ids, use_cache=False).logits[0, 2:].numpy()
     assert len(passes) == len(written.tokens) == 16
     np.testing.assert_allclose(written.logits, wanted, atol=1e-4)
+
+
+def test_states_are_changed_in_place_by_transformers_rule() -> None:
+    """While a source writes. Every second head of values has the keys of the one before it."""
+    random = torch.Generator().manual_seed(2)
+    keys = [torch.randn(3, 1, 2, 8, generator=random) for _ in range(2)]
+    values, state = torch.randn(3, 1, 4, 5, generator=random), torch.randn(3, 4, 8, 5, generator=random)
+    gates = {"g": -torch.rand(3, 1, 4, generator=random), "beta": torch.rand(3, 1, 4, generator=random)}
+    settings = {**gates, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    new, columns, weight = (torch.randn(*size, generator=random) for size in ((3, 1, 6), (3, 6, 4), (6, 4)))
+
+    def step(state: torch.Tensor, columns: torch.Tensor) -> list[torch.Tensor]:
+        read, left = modeling_qwen3_5.torch_recurrent_gated_delta_rule(*keys, values, initial_state=state, **settings)
+        mixed = modeling_qwen3_5.causal_conv1d_update(new.mT, columns, weight, None, "silu")
+        return [read, left, mixed, columns]
+
+    wanted = step(state.clone(), columns.clone())
+    with states_in_place(source_of(ROWS["Qwen3.5"])):
+        found = step(state, columns)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+    assert found[1] is state and step(state, columns)[1] is not state, "which ends"
 
 
 def test_what_transformers_misses_is_not_said_while_a_source_runs() -> None:

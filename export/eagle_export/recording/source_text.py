@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from eagle_calib.texts import read_windows
 from eagle_export.reading.families.family import cache_keyword
+from eagle_export.recording.states_in_place import states_in_place
 from eagle_runtime.base.tree import Float
 from eagle_runtime.text.tokenizer import Text
 
@@ -114,33 +115,34 @@ class Writer:
         read, passes, kept = 0, list[int](), dict[int, Tensor]()
         new = torch.tensor([text[: min(map(len, texts))] for text in texts])
         name, cache = cache_keyword(self._model), _cache(self._model.config, last)
-        while True:
-            left = count if read < length else 0
-            self._before(left, len(texts))
-            settings = {"logits_to_keep": 1, "output_hidden_states": True, name: cache}
-            out = self._model(input_ids=new, use_cache=True, **settings)
-            before, read = read, read + new.shape[1]
-            if left:
-                self._after(out.hidden_states[-1][:left])
-                passes.append(new.shape[1])
-                for tap in sampled_taps:
-                    rows = out.hidden_states[tap][:left]
-                    if tap not in kept:  # whole at once: many small parts between large ones break up the memory
-                        kept[tap] = torch.empty(left, length, rows.shape[2])
-                    kept[tap][:, before:read] = rows
-            for row, one in enumerate(state, count):
-                one.keep(out.hidden_states, row, taps)
-            self._report(read, last)
-            logits = out.logits[:, -1].float()
-            if count and len(texts[0]) == read < length:
-                for text, token in zip(texts, sample(logits[:count], random).tolist(), strict=False):
-                    text.append(token)
-            for row, one in enumerate(state, count):
-                one.go_on(logits[row], read)
-                texts[row] = one.text
-            if read >= length * bool(count) and all(one.done for one in state):
-                break  # before the last tokens are read, for which the caches have no room
-            new = torch.tensor([[text[min(read, len(text) - 1)]] for text in texts])  # a finished text repeats its end
+        with states_in_place(self._model):
+            while True:
+                left = count if read < length else 0
+                self._before(left, len(texts))
+                settings = {"logits_to_keep": 1, "output_hidden_states": True, name: cache}
+                out = self._model(input_ids=new, use_cache=True, **settings)
+                before, read = read, read + new.shape[1]
+                if left:
+                    self._after(out.hidden_states[-1][:left])
+                    passes.append(new.shape[1])
+                    for tap in sampled_taps:
+                        rows = out.hidden_states[tap][:left]
+                        if tap not in kept:  # whole at once: many small parts between large ones break up the memory
+                            kept[tap] = torch.empty(left, length, rows.shape[2])
+                        kept[tap][:, before:read] = rows
+                for row, one in enumerate(state, count):
+                    one.keep(out.hidden_states, row, taps)
+                self._report(read, last)
+                logits = out.logits[:, -1].float()
+                if count and len(texts[0]) == read < length:
+                    for text, token in zip(texts, sample(logits[:count], random).tolist(), strict=False):
+                        text.append(token)
+                for row, one in enumerate(state, count):
+                    one.go_on(logits[row], read)
+                    texts[row] = one.text
+                if read >= length * bool(count) and all(one.done for one in state):
+                    break  # before the last tokens are read, for which the caches have no room
+                new = torch.tensor([[text[min(read, len(text) - 1)]] for text in texts])  # a done text repeats it
         return Sampled(torch.tensor(texts[:count]), kept, passes), [one.written() for one in state]
 
 
