@@ -37,9 +37,10 @@ ARCHITECTURES = {
     "lfm2_moe": "lfm2moe",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_next": "qwen3next",
 }
 LFM2 = ("lfm2", "lfm2moe")
-QWEN35 = ("qwen35", "qwen35moe")
+QWEN35 = ("qwen35", "qwen35moe", "qwen3next")
 TURNED = ("llama", "smollm3", "granite", "granitemoe", "arcee", "mistral3")
 KINDS = {
     "f32": "F32",
@@ -59,7 +60,8 @@ def write_gguf(folder: Path, path: Path, kind: str = "f32", *, pre: str = "gpt-2
     has them. pre: how its tokenizer cuts text. shard_tensors: tensors per part, for a split file."""
     source = open_target(folder)
     config = read_config(family_of(source), source)
-    name = ARCHITECTURES.get(config.model_type, config.model_type)
+    kind_of_model = source.config["model_type"]  # Qwen3-Next's config is of another's class
+    name = ARCHITECTURES.get(kind_of_model, kind_of_model)
     split = {"split_max_tensors": shard_tensors} if shard_tensors else {}
     writer = gguf.GGUFWriter(path, name, **split)
     writer.add_type("model")
@@ -175,15 +177,16 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
         writer.add_ssm_group_count(config.linear_num_key_heads)
         writer.add_ssm_time_step_rank(config.linear_num_value_heads)
         writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+        writer.add_full_attention_interval(4)
+    if name in ("qwen35", "qwen35moe"):
         recurrent = [kind == "linear_attention" for kind in config.layer_types] + [False] * further
         writer.add_array(f"{name}.attention.recurrent_layers", recurrent)
-        writer.add_full_attention_interval(4)
         writer.add_rope_dimension_sections([11, 11, 10, 0])
     if name == "gpt-oss":
         writer.add_expert_feed_forward_length(config.intermediate_size)
-    if name in ("qwen3moe", "qwen35moe"):
+    if name in ("qwen3moe", "qwen35moe", "qwen3next"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if name == "qwen35moe":
+    if name in ("qwen35moe", "qwen3next"):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
 
 
@@ -252,7 +255,14 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
                 continue
             values = values + np.float32(1) if full.endswith("norm.weight") else values
         if name in QWEN35:
-            values = _qwen35_values(config, full, values)
+            values = _qwen35_values(config, full, values, tiled=name != "qwen3next")
+        if name == "qwen3next" and full.endswith(".in_proj_a.weight"):
+            continue  # with those of in_proj_b
+        if name == "qwen3next" and full.endswith(".in_proj_b.weight"):
+            both = (values, source.tensors[full.replace("in_proj_b", "in_proj_a")].read().float().numpy())
+            groups = [each.reshape(config.linear_num_key_heads, -1, config.hidden_size) for each in both]
+            values = np.concatenate(groups, 1).reshape(-1, config.hidden_size)
+            full = full.replace("in_proj_b", "in_proj_ba")
         if name in TURNED and "q_proj." in full:
             values = permuted(values, config.num_attention_heads)
         if name in TURNED and "k_proj." in full:
@@ -293,12 +303,12 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
     return out
 
 
-def _qwen35_values(config: Any, full: str, values: np.ndarray) -> np.ndarray:
-    """A tensor as the converter changes it, in the checkpoint's shape."""
+def _qwen35_values(config: Any, full: str, values: np.ndarray, *, tiled: bool) -> np.ndarray:
+    """A tensor as the converter changes it, in the checkpoint's shape. tiled: whether heads of values change places."""
     part = full.partition(".linear_attn.")[2].partition(".")[0]
-    keys, width = config.linear_num_key_heads, config.linear_value_head_dim
+    keys, width = config.linear_num_key_heads if tiled else 1, config.linear_value_head_dim
     if part in ("in_proj_qkv", "conv1d"):
-        start = 2 * keys * config.linear_key_head_dim
+        start = 2 * config.linear_num_key_heads * config.linear_key_head_dim
         return np.concatenate((values[:start], _tiled(values[start:], 0, keys, width)))
     if part in ("in_proj_z", "out_proj"):
         return _tiled(values, int(part == "out_proj"), keys, width)

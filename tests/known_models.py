@@ -44,6 +44,17 @@ def qwen3_moe(context: int) -> Config:
     return {**sizes("qwen3_moe", 2048, 6144, 48, 32, 4, 151936, context), **experts}
 
 
+def delta_nets(values: int) -> Config:
+    """values: heads of values."""
+    return {
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": values,
+    }
+
+
 def qwen35(hidden: int, mlp: int, layers: int, heads: int, kv: int, values: int, tied: bool = True) -> Config:
     """values: heads of a delta net's values. Without the settings of the part for images."""
     rope = {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25}
@@ -51,11 +62,7 @@ def qwen35(hidden: int, mlp: int, layers: int, heads: int, kv: int, values: int,
         "head_dim": 256,
         "tie_word_embeddings": tied,
         "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * (layers // 4),
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": values,
+        **delta_nets(values),
         "mtp_num_hidden_layers": 1,
         "rope_parameters": {"mrope_interleaved": True, "mrope_section": [11, 11, 10], **rope},
     }
@@ -121,7 +128,18 @@ TARGETS: dict[str, Config] = {
     },
     "deepseek-ai/DeepSeek-V3": sizes("deepseek_v3", 7168, 18432, 61, 128, 128, 129280, 4096),
     "openai/gpt-oss-120b": gpt_oss(36, 128),
-    "Qwen/Qwen3-Next-80B-A3B-Instruct": {**sizes("qwen3_next", 2048, 5632, 48, 16, 2, 151936, 262144), "head_dim": 256},
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": {
+        **sizes("qwen3_next", 2048, 5632, 48, 16, 2, 151936, 262144),
+        **delta_nets(32),
+        "head_dim": 256,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "full_attention_interval": 4,
+        "rope_theta": 10000000,
+        "partial_rotary_factor": 0.25,
+    },
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": {
         "model_type": "llama4",
         "text_config": {**sizes("llama4_text", 5120, 8192, 48, 40, 8, 202048, 131072), "head_dim": 128},
@@ -138,7 +156,17 @@ def target_tensors(config: Config) -> Shapes:
     config = config.get("text_config", config)
     h, v, kind = config["hidden_size"], config["vocab_size"], config["model_type"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (v, h)}
-    if kind not in ("llama", "qwen3", "mimo", "mixtral", "qwen3_moe", "gpt_oss", "glm4_moe", "qwen3_5_text"):
+    if kind not in (
+        "llama",
+        "qwen3",
+        "mimo",
+        "mixtral",
+        "qwen3_moe",
+        "gpt_oss",
+        "glm4_moe",
+        "qwen3_5_text",
+        "qwen3_next",
+    ):
         return {name: ("BF16", shape) for name, shape in shapes.items()}
     if kind == "gpt_oss":
         return gpt_oss_tensors(config)
@@ -146,6 +174,8 @@ def target_tensors(config: Config) -> Shapes:
         return glm_air_tensors(config)
     if kind == "qwen3_5_text":
         return qwen35_tensors(config)
+    if kind == "qwen3_next":
+        return qwen3_next_tensors(config)
     shapes["model.norm.weight"] = (h,)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (v, h)
@@ -235,25 +265,59 @@ def qwen35_tensors(config: Config) -> Shapes:
     exact: dict[str, tuple[int, ...]] = {}
     for layer, kind in enumerate(config["layer_types"]):
         start = f"{model}layers.{layer}."
-        if kind == "full_attention":
-            shapes |= gated_layer(start, config)
-            continue
-        shapes |= {f"{start}{name}_layernorm.weight": (h,) for name in ("input", "post_attention")}
         shapes |= mlp_shapes(f"{start}mlp.", h, config["intermediate_size"])
-        part = f"{start}linear_attn."
-        shapes |= {f"{part}in_proj_qkv.weight": (keys + values, h), f"{part}in_proj_z.weight": (values, h)}
+        if kind == "full_attention":
+            shapes |= gated_attention(start, config)
+            continue
+        part, (own, more) = f"{start}linear_attn.", delta_net(start, config)
+        shapes |= own | {f"{part}in_proj_qkv.weight": (keys + values, h), f"{part}in_proj_z.weight": (values, h)}
         shapes |= {f"{part}in_proj_{name}.weight": (heads, h) for name in "ab"}
-        shapes |= {f"{part}conv1d.weight": (keys + values, 1, 4), f"{part}out_proj.weight": (h, values)}
-        shapes[f"{part}dt_bias"] = (heads,)
-        exact |= {f"{part}A_log": (heads,), f"{part}norm.weight": (128,)}
+        exact |= more
     shapes["model.visual.patch_embed.proj.bias"] = (h,)
     return {name: ("BF16", shape) for name, shape in shapes.items()} | {name: ("F32", exact[name]) for name in exact}
 
 
-def gated_layer(start: str, config: Config) -> dict[str, tuple[int, ...]]:
-    """A layer of Qwen3.5 with attention: q_proj has the gates too."""
+def qwen3_next_tensors(config: Config) -> Shapes:
+    """transformers' modeling_qwen3_next.py, with an expert's matrices one by one, and without the prediction layer."""
+    h, heads, v = config["hidden_size"], config["linear_num_value_heads"], config["vocab_size"]
+    keys, values = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"], heads * 128
+    shapes: dict[str, tuple[int, ...]] = {"model.norm.weight": (h,)}
+    shapes |= dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (v, h))
+    for layer in range(config["num_hidden_layers"]):
+        start = f"model.layers.{layer}."
+        if layer % config["full_attention_interval"] == config["full_attention_interval"] - 1:
+            shapes |= gated_attention(start, config)
+        else:
+            own, more = delta_net(start, config)
+            shapes |= own | more | {f"{start}linear_attn.in_proj_qkvz.weight": (keys + 2 * values, h)}
+            shapes[f"{start}linear_attn.in_proj_ba.weight"] = (2 * heads, h)
+        shapes |= {
+            f"{start}mlp.gate.weight": (config["num_experts"], h),
+            f"{start}mlp.shared_expert_gate.weight": (1, h),
+        }
+        shapes |= mlp_shapes(f"{start}mlp.shared_expert.", h, config["shared_expert_intermediate_size"])
+        for expert in range(config["num_experts"]):
+            shapes |= mlp_shapes(f"{start}mlp.experts.{expert}.", h, config["moe_intermediate_size"])
+    return {name: ("BF16", shape) for name, shape in shapes.items()}
+
+
+def delta_net(start: str, config: Config) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    """What a layer with a delta net has in Qwen3.5 and in Qwen3-Next: most of it, and what Qwen3.5 has in fp32."""
+    h, heads = config["hidden_size"], config["linear_num_value_heads"]
+    keys, values = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"], heads * 128
+    part = f"{start}linear_attn."
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{start}{name}_layernorm.weight": (h,) for name in ("input", "post_attention")
+    }
+    shapes |= {f"{part}conv1d.weight": (keys + values, 1, 4), f"{part}out_proj.weight": (h, values)}
+    shapes[f"{part}dt_bias"] = (heads,)
+    return shapes, {f"{part}A_log": (heads,), f"{part}norm.weight": (128,)}
+
+
+def gated_attention(start: str, config: Config) -> dict[str, tuple[int, ...]]:
+    """A layer of Qwen3.5 with attention, without its MLP: q_proj has the gates too."""
     h, width = config["hidden_size"], config["head_dim"]
-    shapes = layer_shapes(start, h, h, width, config, dense=True)
+    shapes = layer_shapes(start, h, h, width, config, dense=False)
     shapes[f"{start}self_attn.q_proj.weight"] = (2 * config["num_attention_heads"] * width, h)
     shapes |= {f"{start}{name}_layernorm.weight": (h,) for name in ("input", "post_attention")}
     return shapes | {f"{start}self_attn.{part}_norm.weight": (width,) for part in "qk"}
@@ -263,7 +327,8 @@ def qwen35_layer(config: Config) -> Shapes:
     """vllm-project/vllm vllm/model_executor/models/qwen3_5_mtp.py."""
     own = config["text_config"]
     h = own["hidden_size"]
-    shapes = gated_layer("mtp.layers.0.", own) | {"mtp.fc.weight": (h, 2 * h)}
+    shapes = gated_attention("mtp.layers.0.", own) | {"mtp.fc.weight": (h, 2 * h)}
+    shapes |= mlp_shapes("mtp.layers.0.mlp.", h, own["intermediate_size"])
     shapes |= {f"mtp.{name}.weight": (h,) for name in QWEN_NEXT}
     return {name: ("BF16", shape) for name, shape in shapes.items()}
 

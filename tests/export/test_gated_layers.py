@@ -119,7 +119,8 @@ def test_inspect_knows_the_layer_and_its_size(model: Model) -> None:
 QUERIES = "mtp.layers.0.self_attn.q_proj.weight"
 REFUSALS: dict[str, tuple[dict[str, Tensor | None], str]] = {
     "no gates": ({QUERIES: torch.ones(64, 32)}, "4 heads and 2 key/value heads of head_dim 16 do not fit projections"),
-    "odd rows": ({QUERIES: torch.ones(129, 32)}, "do not fit projections of 65 and 32 rows"),
+    "odd rows": ({QUERIES: torch.ones(129, 32)}, "has 129 rows, which are not 4 equal groups"),
+    "odd groups": ({QUERIES: torch.ones(132, 32)}, r"has shape \[68, 32\], but the config asks for \[64, 32\]"),
     "no queries": ({QUERIES: None}, r"tensor 'layers\.0\.self_attn\.q_proj\.weight' is missing"),
     "no norm": ({"mtp.pre_fc_norm_hidden.weight": None}, r"tensor 'mtp\.pre_fc_norm_hidden\.weight' is missing"),
     "another width": ({"mtp.fc.weight": torch.ones(32, 32)}, r"fc\.weight has shape \[32, 32\]"),

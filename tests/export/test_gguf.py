@@ -671,8 +671,8 @@ QWEN35_REFUSED = {
     "other widths": (key("qwen35.ssm.inner_size", 96), "asks for [160, 1, 4]"),
     "without a kind": (lambda writer: writer.add_tensor("blk.1.attn_q", np.zeros(4, np.float32)), "is not known"),
     "with other names": (
-        key("general.architecture", "qwen3next"),
-        "holds a model of architecture 'qwen3next', but only",
+        key("general.architecture", "qwen35next"),
+        "holds a model of architecture 'qwen35next', but only",
     ),
 }
 

@@ -54,7 +54,7 @@ class DeltaNet(nn.Module):
 
 class GatedAttention(nn.Module):
     """The attention of other layers, with the names of transformers' weights. The rows of q_proj are those of all
-    queries and then those of their gates, where checkpoints have both of each head together (GatedTensor)."""
+    queries and then those of their gates, where checkpoints have both of each head together."""
 
     def __init__(self, whole: nn.Module) -> None:
         """whole: transformers' part."""

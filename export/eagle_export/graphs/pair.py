@@ -32,7 +32,7 @@ from eagle_export.reading.families.generation import Generation, generation_of
 from eagle_export.reading.families.registry import accepted_by_transformers, family_of, read_config, windows_of
 from eagle_export.reading.families.target import open_target
 from eagle_export.reading.reconcile import check_ends, unwrapped
-from eagle_export.reading.stored_tensors import FLOATS, GatedTensor, HalvedTensor, same_values
+from eagle_export.reading.stored_tensors import FLOATS, HalvedTensor, grouped, queries_and_gates, same_values
 from eagle_export.reading.texts import read_texts, text_of
 from eagle_export.recipes.graph import WINDOW
 from eagle_export.recipes.routed_experts import RoutedExperts
@@ -218,8 +218,7 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
                 heads = int(pair.config.num_attention_heads) if part[1] == "q" else pair.num_kv_heads
                 tensor = HalvedTensor(tensor.name, tensor.file, tensor.shape, tensor.dtype, tensor, heads, pair.rotated)
             elif pair.family.delta and part is not None and part[1] == "q":
-                heads = int(pair.config.num_attention_heads)
-                tensor = GatedTensor(tensor.name, tensor.file, tensor.shape, tensor.dtype, tensor, heads)
+                tensor = grouped(tensor, *queries_and_gates(tensor, int(pair.config.num_attention_heads)))
             target[name] = Weight(name, tensor)
     if pair.tied:
         target[LM_HEAD] = target[EMBEDDING]

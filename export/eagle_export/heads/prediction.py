@@ -19,7 +19,7 @@ from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.reading.families.family import rope_settings
 from eagle_export.reading.families.qwen import PARTIAL_ROTATION
 from eagle_export.reading.families.registry import FAMILIES
-from eagle_export.reading.stored_tensors import StoredTensor, gated_parts
+from eagle_export.reading.stored_tensors import StoredTensor, grouped, queries_and_gates
 
 NAMED = re.compile(r"(?:^|\.)(?:mtp_layers|mtp(?:\.layers)?)\.(\d+)?")  # MiMo, speculators; Qwen3-Next
 APPENDED = re.compile(r"model\.layers\.(\d+)\.")  # DeepSeek: layers after the target's own
@@ -101,8 +101,9 @@ def in_parts(head: Checkpoint) -> Checkpoint:
             tensors[name] = tensor.plus(offset)
     if family.delta:
         both = head.require(f"layers.0.{QUERIES}", (None, None))
-        parts = gated_parts(both, head.integer("num_attention_heads"))
-        tensors[f"layers.0.{QUERIES}"], tensors[f"layers.0.{GATE}"] = parts
+        heads, queries, gates = queries_and_gates(both, head.integer("num_attention_heads"))
+        tensors[f"layers.0.{QUERIES}"] = grouped(both, heads, queries)
+        tensors[f"layers.0.{GATE}"] = grouped(both, heads, gates)
         rope = rope_settings(config, str(head.folder / "config.json"))["rope_parameters"]
         share = config.get("partial_rotary_factor", PARTIAL_ROTATION)
         of_texts = {key: value for key, value in rope.items() if not key.startswith("mrope")}

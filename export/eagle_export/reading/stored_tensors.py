@@ -163,28 +163,37 @@ class HalvedTensor(StoredTensor):
         return torch.cat(parts, 1).reshape(self.shape)
 
 
-@dataclass(frozen=True)
-class GatedTensor(StoredTensor):
-    """The rows of `heads` heads, of which each has those of its query and then those of its gate: all queries come
-    first, then all gates."""
+@dataclass(frozen=True, slots=True)
+class GroupTensor(StoredTensor):
+    """Rows of a tensor that has `groups` equal groups of them, as `grouped` says."""
 
     stored: StoredTensor
-    heads: int
+    groups: int
+    parts: tuple[tuple[int, int], ...]
 
     def read(self) -> torch.Tensor:
-        rows = self.stored.read().reshape(self.heads, 2, -1, *self.shape[1:])
-        return rows.transpose(0, 1).reshape(self.shape)
+        import torch
+
+        rows = self.stored.read().reshape(self.groups, -1, *self.shape[1:])
+        return torch.cat([rows[:, start:stop].flatten(0, 1) for start, stop in self.parts])
 
 
-def gated_parts(both: StoredTensor, heads: int) -> tuple[StoredTensor, StoredTensor]:
-    """Returns the rows of all queries, and those of their gates, of a tensor [2 R, X] as GatedTensor describes it."""
-    ordered, gates = GatedTensor(both.name, both.file, both.shape, both.dtype, both, heads), both.shape[0] // 2
-    queries = both.shape[0] - gates
+def grouped(stored: StoredTensor, groups: int, *parts: tuple[int, int]) -> StoredTensor:
+    """Returns rows of a tensor that has `groups` equal groups of them. parts: first row in a group, and end. Those of a
+    part of all groups come one after the other, then those of the next part. Raises ExportError for other rows."""
+    if stored.shape[0] % groups:
+        raise ExportError(
+            f"{stored.file}: tensor {stored.name!r} has {stored.shape[0]} rows, which are not {groups} equal groups; "
+            "download it again"
+        )
+    shape = (groups * sum(stop - start for start, stop in parts), *stored.shape[1:])
+    return GroupTensor(stored.name, stored.file, shape, stored.dtype, stored, groups, parts)
 
-    def some(start: int, count: int) -> StoredTensor:
-        return RowsTensor(both.name, both.file, (count, *both.shape[1:]), both.dtype, ordered, start)
 
-    return some(0, queries), some(queries, gates)
+def queries_and_gates(both: StoredTensor, heads: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
+    """Returns what `grouped` takes of a tensor whose rows are, head by head, those of a query and those of its gate."""
+    rows = both.shape[0] // heads
+    return heads, (0, rows // 2), (rows // 2, rows)
 
 
 def same_values(first: StoredTensor, second: StoredTensor) -> bool:

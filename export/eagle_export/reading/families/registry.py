@@ -24,6 +24,7 @@ from eagle_export.reading.families import (
     olmo,
     phi3,
     qwen,
+    qwen3_next,
     seed,
     smollm3,
 )
@@ -31,8 +32,8 @@ from eagle_export.reading.families.family import Config, Family, Windows
 from eagle_export.reading.families.nested import WHOLES
 
 MODULES = (
-    llama, mistral, qwen, phi3, gemma, gemma4, smollm3, granite, olmo, glm, ernie, hunyuan, exaone, seed, arcee,
-    gpt_oss, lfm2,
+    llama, mistral, qwen, qwen3_next, phi3, gemma, gemma4, smollm3, granite, olmo, glm, ernie, hunyuan, exaone, seed,
+    arcee, gpt_oss, lfm2,
 )  # fmt: skip
 FAMILIES: dict[str, Family] = {each.model_type: each for module in MODULES for each in module.FAMILIES}
 

@@ -351,18 +351,25 @@ QWEN35 = Architecture(
     ordered=value_order,
     exponential=("ssm_a",),
 )
+QWEN35_MOE = replace(
+    QWEN35,
+    model_type="qwen3_5_moe_text",
+    layer={**QWEN35.layer, **SHARED_GATED, "ffn_gate_inp": "mlp.gate"},
+    experts=EXPERTS,
+    shaped={**QWEN35.shaped, "ffn_gate_inp_shexp": lambda shape: (1, shape[-1])},
+)
 LFM2_SHAPED: Mapping[str, Callable[[Shape], Shape]] = {"shortconv.conv": _channels}
 ARCHITECTURES = {
     "llama": Architecture("llama", LLAMA_NAMES, _llama, turned=True),
     "qwen2": Architecture("qwen2", LLAMA_NAMES, _no_window),
     "qwen3": Architecture("qwen3", {**LLAMA_NAMES, **QK_NORMS}, _no_window),
     "qwen35": QWEN35,
-    "qwen35moe": replace(
-        QWEN35,
-        model_type="qwen3_5_moe_text",
-        layer={**QWEN35.layer, **SHARED_GATED, "ffn_gate_inp": "mlp.gate"},
-        experts=EXPERTS,
-        shaped={**QWEN35.shaped, "ffn_gate_inp_shexp": lambda shape: (1, shape[-1])},
+    "qwen35moe": QWEN35_MOE,
+    "qwen3next": replace(  # whose values stay in a checkpoint's order
+        QWEN35_MOE,
+        model_type="qwen3_next",
+        layer={**QWEN35_MOE.layer, "ssm_ba": "linear_attn.in_proj_ba", "ssm_in": "linear_attn.in_proj_qkvz"},
+        ordered=lambda file, part, shape: None,
     ),
     "phi3": Architecture(
         "phi3",

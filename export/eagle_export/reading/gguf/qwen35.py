@@ -1,7 +1,8 @@
-"""The config of a Qwen3.5 in a GGUF file, and the order in which it has the value heads of its delta nets.
+"""The config of a Qwen3.5 or Qwen3-Next in a GGUF file, and the order in which it has the value heads of delta nets.
 
-A checkpoint has the value heads of one key head together. A file has the first ones of all key heads, then the second
-ones, because llama.cpp repeats keys as a whole (conversion/qwen.py of ggml-org/llama.cpp; Ollama's converter too).
+A checkpoint has the value heads of one key head together. A file of Qwen3.5 has the first ones of all key heads, then
+the second ones, because llama.cpp repeats keys as a whole (conversion/qwen.py of ggml-org/llama.cpp; Ollama's converter
+too).
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from eagle_export.base.errors import ExportError
 from eagle_export.reading.gguf.file import ADVICE, GgufFile, Order
 from eagle_export.reading.gguf.rope import rope_parameters
 
-MOE = "qwen35moe"
+MIXTURES = ("qwen35moe", "qwen3next")
 KINDS = "attention.recurrent_layers"
 KEY_HEADS, VALUE_HEADS, KEY_WIDTH = "ssm.group_count", "ssm.time_step_rank", "ssm.state_size"
 
 
 def qwen35_config(file: GgufFile) -> dict[str, Any]:
     """Returns what a config says of the layers. Raises ExportError for metadata that do not say it of each."""
-    width, moe = file.integer("attention.key_length"), _experts(file) if file.architecture == MOE else {}
+    width, moe = file.integer("attention.key_length"), _experts(file) if file.architecture in MIXTURES else {}
     share = file.integer("rope.dimension_count", width) / width
     return {
         **(moe or {"intermediate_size": file.integer("feed_forward_length")}),
