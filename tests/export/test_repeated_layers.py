@@ -13,6 +13,7 @@ import torch
 from eagle_export.base.errors import ExportError
 from eagle_export.graphs.graphs import TargetGraph
 from eagle_export.graphs.pair import _target_module, open_pair
+from eagle_export.graphs.repeated_experts import few_experts, repeat_experts
 from eagle_export.graphs.repeated_layers import Repeats, repeat_layers, repeats_of, shortened
 from eagle_export.graphs.trace import Layout, fold, trace_layers
 from eagle_export.reading.families.registry import FAMILIES
@@ -111,6 +112,28 @@ def test_one_layer_of_each_kind_is_traced(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", APART)
 def test_copies_of_one_layer_of_a_kind_are_the_whole_trace(name: str, tmp_path: Path) -> None:
     assert_as_whole(*family(name, tmp_path))
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", pytest.param("Qwen3.5, with experts", marks=pytest.mark.slow)])
+def test_copies_of_an_expert_are_the_whole_trace(name: str, tmp_path: Path) -> None:
+    """With biases and an MLP for every row; two experts of each layer are traced."""
+    module, layout = family(name, tmp_path)
+    repeats = repeats_of(module)
+    with shortened(module, repeats):
+        layout = replace(layout, rows=repeats.of_traced(layout.rows))
+        whole = trace_layers(module, layout)
+        with few_experts(module):
+            short = trace_layers(module, layout)
+    fold(whole)
+    fold(short)
+    assert len(short.graph) < len(whole.graph)
+    repeat_experts(short, 4)
+    assert computed(short) == computed(whole)
+    assert len(short.graph) == len(whole.graph)
+    weights = (sorted(name for name in each.graph.initializers if "." in name) for each in (short, whole))
+    assert next(weights) == next(weights)
+    names = [str(value.name) for node in short.graph for value in node.outputs]
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.slow

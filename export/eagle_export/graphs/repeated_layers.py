@@ -184,7 +184,7 @@ def _layers(graph: ir.Graph, keyed: Sequence[bool]) -> list[_Layer]:
             [outputs[name] for name in present[own]],
             {name.removeprefix(prefix): one for name, one in graph.initializers.items() if name.startswith(prefix)},
         )
-        above = _above([layer.hidden, *layer.present]) - before
+        above = nodes_above([layer.hidden, *layer.present]) - before
         before |= above
         reached = {*layer.past, *layer.weights.values(), *(each.hidden for each in layers[-1:])}
         for node in graph:
@@ -195,7 +195,7 @@ def _layers(graph: ir.Graph, keyed: Sequence[bool]) -> list[_Layer]:
     return layers
 
 
-def _above(values: Iterable[ir.Value]) -> set[ir.Node]:
+def nodes_above(values: Iterable[ir.Value]) -> set[ir.Node]:
     """All nodes that values depend on."""
     found: set[ir.Node] = set()
     left = [value.producer() for value in values]
@@ -226,23 +226,29 @@ def _copied(layer: _Layer, known: Mapping[ir.Value, ir.Value], number: int) -> _
     weights = {name: _like(value, number) for name, value in layer.weights.items()}
     values = {**known, **dict(zip(layer.past, past, strict=True))}
     values |= {value: weights[name] for name, value in layer.weights.items()}
-    nodes = []
-    for node in layer.nodes:
-        attributes = list(node.attributes.values())
-        if any(each.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for each in attributes):
-            raise ExportError(f"a layer holds a graph, in its {node.op_type}; {UNSUPPORTED}")
-        outputs = [_like(value, number) for value in node.outputs]
-        read = [None if value is None else values.get(value, value) for value in node.inputs]
-        name = f"{node.name}.{number}"
-        nodes.append(ir.Node(node.domain, node.op_type, read, attributes, outputs=outputs, name=name))
-        values |= dict(zip(node.outputs, outputs, strict=True))
+    nodes = copied_nodes(layer.nodes, values, number)
     return _Layer(nodes, values[layer.hidden], past, [values[value] for value in layer.present], weights)
 
 
-def _like(value: ir.Value, number: int) -> ir.Value:
-    """A value of the same type, in layer `number`."""
+def copied_nodes(nodes: Sequence[ir.Node], values: dict[ir.Value, ir.Value], end: object) -> list[ir.Node]:
+    """Returns copies of nodes in order, whose names have another end. values: what copies read in the place of values;
+    those that they write in the place of the nodes' own are added."""
+    copies = []
+    for node in nodes:
+        attributes = list(node.attributes.values())
+        if any(each.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for each in attributes):
+            raise ExportError(f"a layer holds a graph, in its {node.op_type}; {UNSUPPORTED}")
+        outputs = [_like(value, end) for value in node.outputs]
+        read = [None if value is None else values.get(value, value) for value in node.inputs]
+        copies.append(ir.Node(node.domain, node.op_type, read, attributes, outputs=outputs, name=f"{node.name}.{end}"))
+        values |= dict(zip(node.outputs, outputs, strict=True))
+    return copies
+
+
+def _like(value: ir.Value, end: object) -> ir.Value:
+    """A value of the same type."""
     shape = None if value.shape is None else value.shape.copy()
-    return ir.Value(name=f"{value.name}.{number}", shape=shape, type=value.type, const_value=value.const_value)
+    return ir.Value(name=f"{value.name}.{end}", shape=shape, type=value.type, const_value=value.const_value)
 
 
 def _set_ends(graph: ir.Graph, layers: Sequence[_Layer], taps: Sequence[int]) -> None:

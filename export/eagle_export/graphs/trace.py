@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from eagle_export.base.errors import ExportError
 from eagle_export.base.quiet import quiet
 from eagle_export.graphs.graphs import TargetGraph
 from eagle_export.graphs.native_operators import native_operators
+from eagle_export.graphs.repeated_experts import few_experts, repeat_experts
 from eagle_export.graphs.repeated_layers import hidden_names, repeat_layers, repeats_of, shortened, tap_names
 from eagle_export.heads.config import HeadConfig
 from eagle_export.reading.families.family import Rows
@@ -78,15 +80,17 @@ def real_tables(module: nn.Module) -> None:
 
 def trace_target(module: TargetGraph, layout: Layout, expected: Expected) -> ir.Model:
     """Traces a target into ONNX, with the contract's names. Raises ExportError if the trace is not as expected."""
-    if module.family.linked:
+    with few_experts(module), ExitStack() as until_end:
+        repeats = None if module.family.linked else repeats_of(module)
+        if repeats is not None:
+            until_end.enter_context(shortened(module, repeats))
+            layout = replace(layout, rows=repeats.of_traced(layout.rows))
         model = trace_layers(module, layout)
-        fold(model)
-        return checked(model, expected)
-    repeats = repeats_of(module)
-    with shortened(module, repeats):
-        model = trace_layers(module, replace(layout, rows=repeats.of_traced(layout.rows)))
     fold(model)
-    repeat_layers(model, repeats, module.taps)
+    if module.family.experts is not None:
+        repeat_experts(model, module.family.experts.count(module.config))
+    if repeats is not None:
+        repeat_layers(model, repeats, module.taps)
     return checked(model, expected)
 
 
