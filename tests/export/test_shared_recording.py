@@ -13,11 +13,11 @@ import torch
 
 from conftest import GOLDEN, HEADS
 from eagle_calib.observe import SampleFile
-from eagle_export.checking.source_reading import reading_of_pair
-from eagle_export.graphs.pair import open_pair
+from eagle_export.checking.source_reading import SourceReading, reading_of_pair
+from eagle_export.graphs.pair import Pair, open_pair
 from eagle_export.recording import recording
 from eagle_export.recording.recording import LARGE, other_half, shared_texts
-from eagle_export.recording.self_calibration import KEPT, SEQUENCES, observe_source
+from eagle_export.recording.self_calibration import LENGTH, SEQUENCES, Listed, observe_source
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no fork that this may use")
 
@@ -29,19 +29,43 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SampleFile]:
         yield file
 
 
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return open_pair(GOLDEN / "target", GOLDEN / HEADS["eagle3"])
+
+
+@pytest.fixture(scope="module")
+def recordings(pair: Pair) -> list[Listed]:
+    """Of each process's texts, by this one."""
+    return [
+        observe_source(pair.target, pair.text, None, pair.head, share=share).inputs
+        for share in shared_texts(pair.target.numbers)
+    ]
+
+
+@pytest.fixture(scope="module")
+def apart(pair: Pair) -> SourceReading:
+    """What the source says if it is asked for nothing else."""
+    reading = reading_of_pair(pair)
+    assert reading is not None
+    reading.read()
+    return reading
+
+
 @pytest.mark.parametrize("copy_fails", [False, True])
 def test_two_processes_record_what_the_source_reads(
-    copy_fails: bool, samples: SampleFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    copy_fails: bool,
+    pair: Pair,
+    recordings: list[Listed],
+    apart: SourceReading,
+    samples: SampleFile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(recording, "LEAST", 0)
     monkeypatch.setattr(recording, "threads_allowed", lambda: 2)
-    pair = open_pair(GOLDEN / "target", GOLDEN / HEADS["eagle3"])
-    reading, apart = reading_of_pair(pair), reading_of_pair(pair)
-    assert reading is not None and apart is not None
-    recordings = [
-        observe_source(pair.target, pair.text, None, pair.head, share=share, weighed=0).inputs
-        for share in shared_texts(pair.target.numbers)
-    ]
+    reading = reading_of_pair(pair)
+    assert reading is not None
 
     def leave(folder: Path) -> None:
         assert not copy_fails
@@ -51,7 +75,7 @@ def test_two_processes_record_what_the_source_reads(
     (finished / recording.INPUTS / "of an export that was stopped").mkdir(parents=True)
     with other_half(pair, tmp_path / "bundle", replace(reading.asked(), leave=leave)) as other:
         assert other is not None
-        recorded = other.completed(finished, samples, lambda step: None, weighed=KEPT)
+        recorded = other.completed(finished, samples, lambda step: None, weighed=2 * LENGTH)
     assert torch.get_num_threads() == threads and "model.layers.0.self_attn.q_proj.weight" in recorded.importance
     assert [path.name for path in tmp_path.iterdir()] == ["finished"], "nothing of the copy is left"
     assert set(recorded.inputs) == set(recordings[0])
