@@ -101,13 +101,17 @@ def bundles(sources: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
     heads = tmp_path_factory.mktemp("heads")
     for tapped in (False, True):
         save_head(heads / str(tapped), tapped)
+    texts = heads / "texts.jsonl"  # a model takes a second to write its own, as it does in test_source_text.py
+    ids = np.random.default_rng(4).integers(0, VOCAB, (4, CONTEXT)).tolist()
+    texts.write_text("".join(json.dumps({"ids": text}) + "\n" for text in ids))
 
     @cache
     def bundle(name: str, precision: str, alone: bool = False) -> Path:
         source = sources(name)
         folder = source.with_name(f"{precision} alone" if alone else precision)
         head = None if alone or precision == "fp32" else heads / str(name not in UNTAPPED)
-        export(source, head, folder, Settings(precision=precision, certify=False))
+        calibrate = None if precision == "fp32" else texts
+        export(source, head, folder, Settings(precision=precision, certify=False, calibrate=calibrate))
         return folder
 
     return bundle
