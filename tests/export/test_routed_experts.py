@@ -38,7 +38,7 @@ from eagle_runtime.text.tokenizer import Text
 from tiny_families import HIDDEN as NARROW
 from tiny_families import ROWS, save_source
 
-VOCAB, HIDDEN, LAYERS, EXPERTS, CHOSEN = 64, 64, 2, 6, 2
+VOCAB, HIDDEN, LAYERS, EXPERTS, CHOSEN = 64, 64, 2, 4, 2
 CONFIGS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": EXPERTS, "intermediate_size": 48},
     "qwen3_moe": {"num_experts": EXPERTS, "moe_intermediate_size": 48, "intermediate_size": 64},
