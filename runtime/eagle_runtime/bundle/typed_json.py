@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import types
 import typing
@@ -20,7 +21,7 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise BundleError(f"{where} is {short_repr(value)}, which is not a JSON object; export the bundle again")
-        hints = typing.get_type_hints(kind)
+        hints = _hints(typing.cast(Any, kind))
         if unknown := sorted(set(value) - set(hints)):
             key = short_repr(unknown[0])
             raise BundleError(f"{where}: unknown key {key}; export the bundle again with this version")
@@ -50,3 +51,9 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
     one, of_type = "one of " + ", ".join(map(str, args)), f"of type {getattr(kind, '__name__', kind)}"
     wanted = one if origin is Literal else of_type
     raise BundleError(f"{where} is {short_repr(value)}, but must be {wanted}; export the bundle again")
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The annotations of a dataclass, of which a manifest has hundreds of instances."""
+    return typing.get_type_hints(kind)
