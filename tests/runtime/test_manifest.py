@@ -127,6 +127,7 @@ def stored(bundle: Path) -> dict[str, Any]:
 
 def refusal(bundle: Path, data: object) -> str:
     """What read_manifest says of this content: one line that begins with the file's path."""
+    (bundle / MANIFEST_NAME).unlink()  # a file that is cut to nothing is written to the disk when it is closed
     (bundle / MANIFEST_NAME).write_text(json.dumps(data))
     with pytest.raises(BundleError) as caught:
         read_manifest(bundle)
