@@ -58,6 +58,7 @@ class TargetGraph(nn.Module):
         if family.delta:
             mark_delta_nets(model.model.layers, family.delta)
         self.family = family
+        self.linked = family.linked(config) or isinstance(reader, AssistantReader)  # which reads keys of some layers
         self.halved = type(model).__module__ if family.neighbours else None  # see native_operators.py
         self.config = config
         self.windows = windows
@@ -76,8 +77,8 @@ class TargetGraph(nn.Module):
         past: list[Rows],
         tapped: Sequence[Tensor] = (),
     ) -> tuple[Tensor, Tensor, list[Rows], list[Tensor]]:
-        """tapped: the hidden states [1,T,H] at the taps, which a trace connects (repeated_layers.py), unless the family
-        links layers. Returns logits [1,R,V] fp32, features [1,T,Hd], per layer with keys new rows and, if a trace
+        """tapped: the hidden states [1,T,H] at the taps, which a trace connects (repeated_layers.py), unless layers are
+        linked. Returns logits [1,R,V] fp32, features [1,T,Hd], per layer with keys new rows and, if a trace
         connects layers, per layer the hidden state after it [1,T,H]."""
         cache = _NewRows(past, self.numbers)
         after: list[Tensor] = []
@@ -100,7 +101,7 @@ class TargetGraph(nn.Module):
         ).last_hidden_state
         for hook in hooks:
             hook.remove()
-        if self.family.linked:
+        if self.linked:
             tapped, after = [after[tap - 1] for tap in self.taps], []
         logits = self.lm_head(hidden.index_select(1, logit_rows)).float()
         logits, features, reader = self.family.logits(self.config, logits), hidden, self.head_reader

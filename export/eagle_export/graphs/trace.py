@@ -81,7 +81,7 @@ def real_tables(module: nn.Module) -> None:
 def trace_target(module: TargetGraph, layout: Layout, expected: Expected) -> ir.Model:
     """Traces a target into ONNX, with the contract's names. Raises ExportError if the trace is not as expected."""
     with few_experts(module), ExitStack() as until_end:
-        repeats = None if module.family.linked else repeats_of(module)
+        repeats = None if module.linked else repeats_of(module)
         if repeats is not None:
             until_end.enter_context(shortened(module, repeats))
             layout = replace(layout, rows=repeats.of_traced(layout.rows))
@@ -95,13 +95,13 @@ def trace_target(module: TargetGraph, layout: Layout, expected: Expected) -> ir.
 
 
 def trace_layers(module: TargetGraph, layout: Layout) -> ir.Model:
-    """Traces a target with the layers that it has; unless its family links these, inputs in the place of taps, and
+    """Traces a target with the layers that it has; unless these are linked, inputs in the place of taps, and
     outputs of hidden states."""
     names = ["input_ids", "position_ids", "tree_mask", "logit_rows"]
     t, mask = EXAMPLE["T"], torch.zeros(1, 1, EXAMPLE["T"], EXAMPLE["L"], dtype=layout.dtype)
     args = (torch.zeros(1, t, dtype=torch.int64), torch.arange(t)[None], mask, torch.arange(EXAMPLE["R"]))
     dims = ({1: "T"}, {1: "T"}, {2: "T", 3: "L"}, {0: "R"})
-    if module.family.linked:
+    if module.linked:
         return _trace(module, names, args, dims, ["logits", "features"], layout)
     size = (1, t, int(module.config.hidden_size))
     taps = {name: torch.zeros(size, dtype=layout.dtype) for name in tap_names(len(module.taps))}

@@ -97,7 +97,7 @@ class Family:
     state and no keys (graphs/delta_nets.py); "": none has. Attention is gated then.
     rotary_layers: config -> number of layers that rotate queries; those of them that have keys rotate these too.
     mlp_norm, last_norm: names of a norm of each layer, as that before its MLP, and of the one after the last layer.
-    linked: whether layers read more than the hidden state before them, so that no layer is like another.
+    linked: config -> whether layers read more than the hidden state before them, so that no layer is like another.
     context: config -> the longest text for which the graph computes what transformers does.
     logits: config, the LM head's output [..., V] -> logits [..., V].
     refuse: raises ExportError for a config that transformers runs and this exporter cannot express.
@@ -125,7 +125,7 @@ class Family:
     rotary_layers: Callable[[Config], int] = lambda config: int(config.num_hidden_layers)
     mlp_norm: str = "post_attention_layernorm"
     last_norm: str = "norm"
-    linked: bool = False
+    linked: Callable[[Config], bool] = lambda config: False
     context: Callable[[Config], int] = lambda config: int(config.max_position_embeddings)
     logits: Callable[[Config, Tensor], Tensor] = lambda config, logits: logits
     refuse: Callable[[Checkpoint], None] = no_moving_rope
