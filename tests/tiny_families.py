@@ -74,6 +74,8 @@ NETS = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 8,
 }
+# Ends of names of what is all ones or zeros, or alike, where transformers makes a model.
+RANDOM = ("norm.weight", "norm_1.weight", "norm_2.weight", "bias", "gate.weight", "sinks", "scale")
 # A family is one row here and one declaration in export/eagle_export/reading/families.
 ROWS = {
     "Llama": Row("llama"),
@@ -116,6 +118,23 @@ ROWS = {
             "attention_k_eq_v": True,
             "hidden_size_per_layer_input": 0,
             "sliding_window": 70,
+        },
+        NO_SCALE,
+    ),
+    "Gemma-4, with experts": Row(
+        "gemma4_text",
+        {
+            "head_dim": 16,
+            "global_head_dim": 48,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 24,
         },
         NO_SCALE,
     ),
@@ -231,8 +250,10 @@ def source_of(row: Row) -> Any:
     model = cls(config).eval()
     corrections = [each for each in model.named_buffers() if each[0].endswith("correction_bias")]
     for name, parameter in [*model.named_parameters(), *corrections]:
-        if name.endswith(("norm.weight", "bias", "gate.weight", "sinks")):  # else all ones or zeros
+        if name.endswith(RANDOM):
             torch.nn.init.normal_(parameter, parameter.mean().item(), 0.3)
+        if name.endswith("router.proj.weight"):  # by the root of the width of which Gemma-4 divides what it reads
+            torch.nn.init.normal_(parameter, 0.0, 0.3 * HIDDEN**0.5)
         if name.endswith("q_norm.weight"):
             parameter.data *= row.query_gain
     return model

@@ -49,6 +49,7 @@ UNTAPPED = (
     "Qwen3.5",
     "Gemma-2",
     "Gemma-4, with values that are keys",
+    "Gemma-4, with experts",
     "LFM2, with biases and wide convolutions",
     "LFM2, with experts",
     "Qwen3.5, with experts",
@@ -225,6 +226,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     ),
     "values that share no keys": ("Qwen3.5", {"linear_num_value_heads": 3}, {}, "3 heads of values cannot share 2"),
     "experts without a correction": ("LFM2, with experts", {"use_expert_bias": False}, {}, "use_expert_bias is false"),
+    "experts of an unknown number": ("Gemma-4, with experts", {"num_experts": None}, {}, "num_experts is None"),
     "an odd number of heads": (
         "LFM2",
         {"num_attention_heads": 1, "num_key_value_heads": 1},
@@ -382,6 +384,7 @@ MIXTURES = (
     "Granite, with experts",
     "LFM2, with experts",
     "Qwen3.5, with experts",
+    "Gemma-4, with experts",
 )
 # Whose bits no processor changes. Routers, a cap of logits and norms between products are ONNX Runtime's, and so are
 # rotations of heads of width 8, which no published model has.

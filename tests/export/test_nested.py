@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
 )
@@ -24,7 +26,7 @@ from eagle_export.reading.checkpoint import LM_HEAD, Checkpoint
 from eagle_export.reading.families.nested import WHOLES, language_model
 from eagle_export.reading.families.source import load_source
 from export_workplace import configure
-from tiny_families import CONTEXT, HIDDEN, LAYERS, VOCAB
+from tiny_families import CONTEXT, HIDDEN, LAYERS, ROWS, VOCAB
 from tiny_qwen35 import qwen35, qwen35_moe
 
 IDS = torch.tensor([[5, 7, 20, 33, 7, 5, 9, 41]])
@@ -46,6 +48,13 @@ def gemma3() -> Any:
     )
 
 
+def gemma4() -> Any:
+    """As 26B-A4B, with experts."""
+    text = {**TEXT, **ROWS["Gemma-4, with experts"].config}
+    vision = {**SEEN, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 4}
+    return Gemma4ForConditionalGeneration(Gemma4Config(text_config=text, vision_config=vision))
+
+
 def mistral3() -> Any:
     text = {"model_type": "mistral", **TEXT}
     vision = {"model_type": "pixtral", "head_dim": 8, **SEEN}
@@ -54,7 +63,7 @@ def mistral3() -> Any:
     )
 
 
-@pytest.mark.parametrize("make", [gemma3, mistral3, qwen35, qwen35_moe])
+@pytest.mark.parametrize("make", [gemma3, gemma4, mistral3, qwen35, qwen35_moe])
 def test_its_logits_are_those_of_the_whole(make: Callable[[], Any], tmp_path: Path) -> None:
     torch.manual_seed(7)
     model = make().eval()
@@ -66,8 +75,9 @@ def test_its_logits_are_those_of_the_whole(make: Callable[[], Any], tmp_path: Pa
     pair = open_pair(tmp_path, None)
     assert pair.tied == (make not in (mistral3, qwen35_moe))
     assert "the language model is taken alone" in pair.target.notes[0]
-    facts = inspect(str(tmp_path), None).target
-    assert not facts.problems and facts.parameters == sum(each.numel() for each in load_source(tmp_path).parameters())
+    facts, source = inspect(str(tmp_path), None).target, load_source(tmp_path)
+    stored = [*source.parameters(), *(each for name, each in source.named_buffers() if name.endswith("layer_scalar"))]
+    assert not facts.problems and facts.parameters == sum(each.numel() for each in stored)
     assert facts.notes[0] == pair.target.notes[0]
 
 

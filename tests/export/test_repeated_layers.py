@@ -25,6 +25,7 @@ TRACED = {  # numbers of the layers that are traced, of MANY: 0, and the first o
     "Gemma-2": (0, 1, 2),
     "Gemma-3": (0, 1, 2),
     "Gemma-4, with values that are keys": (0, 1, 3),
+    "Gemma-4, with experts": (0, 1, 3),
     "SmolLM3": (0, 1, 2),
     "OLMo-3": (0, 1, 3),
     "EXAONE 4.0": (0, 1, 2),

@@ -182,7 +182,7 @@ def target_shapes(
     experts = family.experts
     counts = None if experts is None else experts.counts(target.config)
     # What chooses experts, or weighs the MLP beside them, is computed in a wider type, and stays as it is.
-    kept = () if experts is None else tuple(f".{experts.block}.{each}.weight" for each in experts.scorers)
+    kept = () if experts is None else experts.scorers
     layers, numbers = [], 0
     for name, tensor in target.tensors.items():
         if name in (EMBEDDING, LAYERS_TABLE) or is_table(name):

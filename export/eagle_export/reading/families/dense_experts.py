@@ -31,7 +31,8 @@ class Expert(nn.Module):
         self.gate_proj = nn.Linear(hidden, width, bias=experts.biased)
         self.up_proj = nn.Linear(hidden, width, bias=experts.biased)
         self.down_proj = nn.Linear(width, hidden, bias=experts.biased)
-        self.act_fn = ACT2FN[getattr(config, "hidden_act", "silu")]  # which LFM2's does not state
+        named = getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None)
+        self.act_fn = ACT2FN[named or "silu"]  # which LFM2's does not state
         self.gated = None if experts.gated is None else partial(experts.gated, config)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,11 +46,14 @@ class DenseExperts(nn.Module):
     """The mixture of one layer."""
 
     def __init__(self, config: Any, experts: Experts, whole: nn.Module) -> None:
-        """whole: transformers' part of the layer, of which the MLP that reads every row stays."""
+        """whole: transformers' part of the layer, of which the MLP that reads every row stays, and a router of
+        parts."""
         super().__init__()
         self.config, self.declared = config, experts
         self.count = experts.count(config)
-        self.add_module(experts.router, nn.Linear(int(config.hidden_size), self.count, bias=experts.biased))
+        router, _, scores = experts.router.partition(".")
+        made = nn.Linear(int(config.hidden_size), self.count, bias=experts.biased)
+        self.add_module(router, whole.get_submodule(router) if scores else made)
         self.experts = nn.ModuleList(Expert(config, experts) for _ in range(self.count))
         if experts.shared:
             self.add_module(experts.shared, whole.get_submodule(experts.shared))
@@ -65,9 +69,10 @@ class DenseExperts(nn.Module):
             like = attrgetter(experts.correction)(whole)
             owner.register_parameter(name, nn.Parameter(torch.zeros_like(like)))
 
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """x [1, T, H]. Returns [1, T, H], and the shares where transformers does."""
-        shares = self.shares(x)
+    def forward(self, x: Tensor, routed: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """x [1, T, H]. routed: what the router reads in its place. Returns [1, T, H], and the shares where transformers
+        does."""
+        shares = self.shares(x if routed is None else routed)
         mixed = torch.zeros_like(x)
         for number, expert in enumerate(self.experts):
             mixed = mixed + expert(x) * shares[..., number : number + 1]
@@ -110,6 +115,28 @@ class DenseExperts(nn.Module):
 def make_dense(layers: nn.ModuleList, config: Any, experts: Experts) -> None:
     """Replaces the mixtures of a model's layers, in place. Some families have layers without one."""
     for layer in layers:
+        if not experts.module:
+            _beside_mlp(layer, DenseExperts(config, experts, layer))
+            continue
         whole = getattr(layer, experts.module)
         if hasattr(whole, "experts"):
             setattr(layer, experts.module, DenseExperts(config, experts, whole))
+
+
+def _beside_mlp(layer: Any, mixture: DenseExperts) -> None:
+    """Lets a layer add a mixture to its MLP as Gemma-4 does, whose own code reads rows [T, H] here."""
+    layer.enable_moe_block, layer.experts = False, mixture.experts
+    before: list[Tensor] = []
+
+    def note(_module: nn.Module, given: tuple[Tensor, ...]) -> None:
+        before.append(given[0])
+
+    def added(_module: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
+        x, router = before.pop(), layer.router
+        routed = router.norm(x) * router.scale * router.scalar_root_size
+        mixed = layer.post_feedforward_layernorm_2(mixture(layer.pre_feedforward_layernorm_2(x), routed))
+        out: Tensor = layer.post_feedforward_layernorm_1(given[0]) + mixed
+        return out
+
+    layer.pre_feedforward_layernorm.register_forward_pre_hook(note)
+    layer.post_feedforward_layernorm.register_forward_pre_hook(added)

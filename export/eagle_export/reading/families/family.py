@@ -101,6 +101,7 @@ class Family:
     context: config -> the longest text for which the graph computes what transformers does.
     logits: config, the LM head's output [..., V] -> logits [..., V].
     refuse: raises ExportError for a config that transformers runs and this exporter cannot express.
+    variant: config.json -> the declaration of such a model, where models of one model_type differ; None: this one.
     opened: the checkpoint as it is stored -> with the names that the graph's weights have, and without what only its
     storage needs (a config that says how weights are packed).
     since: release of transformers with which the class was tried, where older ones compute something else.
@@ -129,6 +130,7 @@ class Family:
     context: Callable[[Config], int] = lambda config: int(config.max_position_embeddings)
     logits: Callable[[Config, Tensor], Tensor] = lambda config, logits: logits
     refuse: Callable[[Checkpoint], None] = no_moving_rope
+    variant: Callable[[Mapping[str, Any]], Family | None] = lambda config: None
     opened: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint
     since: str = "5.0.0"
     sampling: SamplingDefaults | None = None
@@ -225,11 +227,12 @@ def rope_settings(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 class Experts:
     """Where a family keeps its experts, and how a row's are chosen and computed.
 
-    block, module: names in checkpoints, and in transformers, of the part of a layer that has them.
+    block, module: names in checkpoints, and in transformers, of the part of a layer that has them; "": the layer has,
+    beside its MLP.
     gate, up, down: names in checkpoints of an expert's matrices.
     count, width: config -> E, columns of an expert.
     renormalised: config -> whether the weights of a row's k experts add up to 1.
-    router: name of the part that scores experts.
+    router: name of the part that scores experts, of a router with more parts with its own name before it.
     stacked: whether checkpoints hold those of a layer in one tensor, of which `Family.opened` makes each one's.
     biased: whether router and experts have biases; transformers keeps the matrices of such experts transposed, columns
     of gate and up in turns.
@@ -261,8 +264,14 @@ class Experts:
 
     @property
     def scorers(self) -> tuple[str, ...]:
-        """Names of the parts that weigh experts, and the MLP beside them."""
-        return (self.router, self.shared_gate) if self.shared_gate else (self.router,)
+        """What names of checkpoints' tensors end with that weigh experts, and the MLP beside them."""
+        block = f".{self.block}" if self.block else ""
+        return tuple(f"{block}.{name}.weight" for name in (self.router, self.shared_gate) if name)
+
+    @property
+    def within(self) -> str:
+        """What stands between a layer's name and that of an expert's part."""
+        return f".{self.module}.experts." if self.module else ".experts."
 
     def counts(self, config: Mapping[str, Any]) -> tuple[int, int] | None:
         """Returns E and k of a config.json; None where it leaves them to the defaults of transformers."""

@@ -24,8 +24,7 @@ from eagle_export.reading.families.family import (
     one_window,
     only_types,
 )
-from eagle_export.reading.families.stacked_experts import single_experts
-from eagle_export.reading.stored_tensors import StoredTensor
+from eagle_export.reading.families.stacked_experts import unstacked
 from eagle_runtime.bundle.manifest import SamplingDefaults
 
 QWEN2 = Family(
@@ -110,21 +109,13 @@ QWEN35 = Family(
     refuse=refuse,
     since="5.24.0",
 )
-GATE_UP, DOWN = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"  # [E, 2I, X] and [E, X, I] of published models
 
 
 def opened(checkpoint: Checkpoint) -> Checkpoint:
     """Returns a checkpoint with a tensor for each matrix of each expert, and with a width of an MLP, which configs of
     models without one outside the mixture leave out. Raises ExportError for experts of another shape."""
-    tensors: dict[str, StoredTensor] = {}
-    for name, tensor in checkpoint.tensors.items():
-        if name.endswith((GATE_UP, DOWN)):
-            joined = name.endswith(GATE_UP)
-            tensors.update(single_experts(checkpoint, tensor, name.rpartition(".")[0], joined=joined))
-        else:
-            tensors[name] = tensor
     width = checkpoint.integer("shared_expert_intermediate_size", 512)
-    return replace(checkpoint, config={"intermediate_size": width, **checkpoint.config}, tensors=tensors)
+    return replace(checkpoint, config={"intermediate_size": width, **checkpoint.config}, tensors=unstacked(checkpoint))
 
 
 QWEN35_MOE = replace(

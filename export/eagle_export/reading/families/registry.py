@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from eagle_export.base.errors import ExportError
 from eagle_export.base.quiet import quiet
@@ -38,10 +39,16 @@ MODULES = (
 FAMILIES: dict[str, Family] = {each.model_type: each for module in MODULES for each in module.FAMILIES}
 
 
-def family_of(target: Checkpoint) -> Family:
-    """Returns the family of a checkpoint by its model_type. Raises ExportError for one that is not known."""
-    kind = target.config.get("model_type")
+def declared(config: Mapping[str, Any]) -> Family | None:
+    """Returns the family of a config.json; None for one that is not known."""
+    kind = config.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    return family and (family.variant(config) or family)
+
+
+def family_of(target: Checkpoint) -> Family:
+    """Returns the family of a checkpoint by its config. Raises ExportError for one that is not known."""
+    kind, family = target.config.get("model_type"), declared(target.config)
     if family is None and "text_config" in target.config:
         raise ExportError(
             f"{target.folder / 'config.json'}: a model of type {kind!r} reads more than text; give one of texts alone, "

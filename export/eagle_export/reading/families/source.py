@@ -65,7 +65,7 @@ def load_source(source: Path | Checkpoint, dtype: torch.dtype = torch.float32) -
 
 def _with_fused(checkpoint: Checkpoint, experts: Experts, config: Config) -> dict[str, Any]:
     """Tensors by transformers' names, those of experts read."""
-    within = f".{experts.module}.experts."
+    within = experts.within
     inner = (name for name in checkpoint.tensors if within in name and name.startswith("model."))
     layers = dict.fromkeys(name.partition(within)[0] for name in inner)
     state: dict[str, Any] = {name: _Lazy(each) for name, each in checkpoint.tensors.items() if within not in name}

@@ -9,6 +9,21 @@ from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.reading.stored_tensors import ExpertTensor, StoredTensor
 
+GATE_UP, DOWN = ".experts.gate_up_proj", ".experts.down_proj"  # as transformers calls them
+
+
+def unstacked(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
+    """Returns a checkpoint's tensors, with one for each matrix of each expert in the place of those that transformers
+    has. Raises ExportError for experts of another shape."""
+    tensors: dict[str, StoredTensor] = {}
+    for name, tensor in checkpoint.tensors.items():
+        if name.endswith((GATE_UP, DOWN)):
+            joined = name.endswith(GATE_UP)
+            tensors.update(single_experts(checkpoint, tensor, name.rpartition(".")[0], joined=joined))
+        else:
+            tensors[name] = tensor
+    return tensors
+
 
 def single_experts(
     checkpoint: Checkpoint, tensor: StoredTensor, experts: str, *, joined: bool

@@ -8,7 +8,7 @@ from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import LM_HEAD, Checkpoint, read_json
 from eagle_export.reading.families.family import Family
 from eagle_export.reading.families.nested import language_model
-from eagle_export.reading.families.registry import FAMILIES, family_of
+from eagle_export.reading.families.registry import declared, family_of
 from eagle_export.reading.gguf.checkpoint import open_stored
 from eagle_export.reading.reconcile import reconciled, with_one_table
 
@@ -17,7 +17,7 @@ def open_target(path: Path) -> Checkpoint:
     """Opens a target, and decides what its parts contradict each other in (reconcile.py). Of values those of an LM head
     that the config ties are read. Raises ExportError."""
     target = agreeing(stored_target(path))
-    family = _family(target)
+    family = declared(target.config)
     if family is None or LM_HEAD not in target.tensors:
         return target
     return with_one_table(target, _ties(family, target))
@@ -43,13 +43,8 @@ def agreeing(stored: Checkpoint) -> Checkpoint:
     """Returns a target's checkpoint whose config, names and tensors agree with each other and with its family's graph;
     of a family that is not known with each other alone. No values are read. Raises ExportError."""
     target = reconciled(language_model(stored))
-    family = _family(target)
+    family = declared(target.config)
     return target if family is None else family.opened(target)
-
-
-def _family(target: Checkpoint) -> Family | None:
-    kind = target.config.get("model_type")
-    return FAMILIES.get(kind) if isinstance(kind, str) else None
 
 
 def _ties(family: Family, target: Checkpoint) -> bool:
