@@ -52,6 +52,7 @@ KINDS = {
     "q5_1": "Q5_1",
     "mxfp4": "MXFP4",
 }
+SCALED = {"scale": "router.proj", "per_expert_scale": "experts.down_proj"}  # of Gemma-4's router
 KINDS_OF_TOKENS = {"normal": 1, "control": 3, "user": 4, "unused": 5}
 
 
@@ -184,7 +185,7 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
         writer.add_rope_dimension_sections([11, 11, 10, 0])
     if name == "gpt-oss":
         writer.add_expert_feed_forward_length(config.intermediate_size)
-    if name in ("qwen3moe", "qwen35moe", "qwen3next"):
+    if name in ("qwen3moe", "qwen35moe", "qwen3next") or getattr(config, "enable_moe_block", False):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if name in ("qwen35moe", "qwen3next"):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
@@ -278,16 +279,21 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
         if full.endswith(".A_log"):
             out.append((names.get_name(full), values))
             continue
+        if (scaled := SCALED.get(full.partition(".router.")[2])) is not None:
+            out.append((f"{names.get_name(full.partition('router.')[0] + scaled)}.scale", values))
+            continue
         base, _, kind = (f"{full}.weight" if full.endswith((".sinks", ".layer_scalar")) else full).rpartition(".")
         if ".experts." in base:
             before, _, after = base.partition(".experts.")
             number, part = after.split(".")
+            part = "gate_up_proj" if name == "gemma4" and part != "down_proj" else part
             key = (
                 f"{before}.experts.{part}".replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward")
                 if name in ("llama", "lfm2moe")
                 else f"{before}.experts.{part}"
             )
-            experts.setdefault(f"{key}.{kind}", {})[int(number)] = values
+            own = experts.setdefault(f"{key}.{kind}", {})
+            own[int(number)] = np.concatenate((own[int(number)], values)) if int(number) in own else values
             continue
         mapped = names.get_name(base)
         assert mapped is not None, full

@@ -36,6 +36,7 @@ from insides import bundle_in
 
 gguf = pytest.importorskip("gguf")
 from gguf_writer import KINDS, write_gguf  # noqa: E402
+from tiny_families import RANDOM  # noqa: E402
 
 CONTEXT, VOCAB = 256, 96
 DEMO = Path(__file__).parents[2] / "tools/demo_pair"
@@ -164,6 +165,20 @@ ROWS = {
             "rope_parameters": {"full_attention": PROPORTIONAL, "sliding_attention": {**NEAR, "rope_theta": 2e4}},
         },
     ),
+    "Gemma-4, with experts": Row(
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
     "LFM2": Row(
         "lfm2", {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "tie_word_embeddings": True}
     ),
@@ -264,7 +279,7 @@ def save_source(row: Row, folder: Path) -> None:
     model = cls(config)
     scalars = [each for each in model.named_buffers() if each[0].endswith("layer_scalar")]
     for name, parameter in [*model.named_parameters(), *scalars]:
-        if name.endswith(("norm.weight", "bias", "gate.weight", "sinks", "layer_scalar")):  # else all ones or zeros
+        if name.endswith((*RANDOM, "layer_scalar")):
             torch.nn.init.normal_(parameter, parameter.mean().item(), 0.3)
         if name.endswith("A_log"):  # the file has exp of it, of which nearer 0 the logarithm has other last bits
             torch.nn.init.uniform_(parameter, 2, 2.7)
@@ -579,7 +594,7 @@ def test_gemma4_may_hold_keys_that_no_layer_uses(files: Callable[..., Path], tmp
 
 
 GEMMA4_REFUSED = {
-    "experts": (key("gemma4.expert_count", 4), "experts of Gemma-4 (26B-A4B) are not supported"),
+    "experts unknown": (key("gemma4.expert_count", 4), "gemma4.expert_used_count is missing"),
     "no pattern": (key("gemma4.attention.sliding_window_pattern", None), "pattern is None, but must say of each layer"),
     "short pattern": (key("gemma4.attention.sliding_window_pattern", [True, False]), "but must say of each layer"),
     "last layer": (key("gemma4.attention.sliding_window_pattern", [True, False, True, True]), "the last not"),

@@ -52,11 +52,19 @@ DELTA_NET = {
 }
 LLAMA_NAMES = {**PROJECTIONS, **MLP, **BEFORE}
 NORMS_AFTER = {**PROJECTIONS, **MLP, **AFTER, **QK_NORMS}
-EXPERTS = {f"ffn_{name}": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")}
+EXPERTS = {f"ffn_{name}": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "gate_up", "down")}
 SHARED = {f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")}
 SHARED_GATED = {  # of an MLP that a sigmoid multiplies
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     **{name: part.replace("shared_experts", "shared_expert") for name, part in SHARED.items()},
+}
+BESIDE_EXPERTS = {  # of Gemma-4
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
 }
 CORRECTED = "exp_probs_b"  # what is added to the shares by which experts are chosen
 W123 = {"gate": "w1", "down": "w2", "up": "w3"}
@@ -399,10 +407,12 @@ ARCHITECTURES = {
             "proj": "per_layer_projection",
             "post_norm": "post_per_layer_input_norm",
             "layer_output_scale": "layer_scalar",
+            **BESIDE_EXPERTS,
         },
         layers=gemma4_config,
         top={**TOP, **TABLES},
-        bare=("layer_output_scale",),
+        experts={name: part.removeprefix("mlp.") for name, part in EXPERTS.items()},
+        bare=("layer_output_scale", "ffn_gate_inp.scale", "ffn_down_exps.scale"),
     ),
     "smollm3": Architecture("smollm3", LLAMA_NAMES, _smollm3, turned=True),
     "granite": Architecture("granite", LLAMA_NAMES, _granite, turned=True),

@@ -18,10 +18,8 @@ WIDTHS = "feed_forward_length"
 
 
 def gemma4_config(file: GgufFile) -> dict[str, Any]:
-    """Returns what a config says of the layers. Raises ExportError for experts, and for metadata that contradict each
-    other or the tensors."""
-    if file.optional("expert_count"):
-        raise ExportError(f"{file.path}: expert_count is set; experts of Gemma-4 (26B-A4B) are not supported")
+    """Returns what a config says of the layers. Raises ExportError for metadata that contradict each other or the
+    tensors."""
     windowed, kept = _windowed(file), file.layers - file.integer(SHARED, least=0)
     if set(windowed[: max(kept, 0)]) != {True, False}:
         raise _wrong(file, SHARED, "so layers of one kind have no keys and values that they could use")
@@ -38,6 +36,7 @@ def gemma4_config(file: GgufFile) -> dict[str, Any]:
         raise _wrong(file, WIDTHS, "but layers that use others' keys have the others' width or twice that")
     cap = file.optional("final_logit_softcapping")
     return {
+        **(_experts(file) if file.optional("expert_count") else {}),
         "intermediate_size": width,
         "use_double_wide_mlp": set(widths[kept:]) == {2 * width},
         "head_dim": near,
@@ -55,6 +54,15 @@ def gemma4_config(file: GgufFile) -> dict[str, Any]:
             "full_attention": proportional_rope(file, "rope.freq_base", far),
             "sliding_attention": default_rope(file, "rope.freq_base_swa"),
         },
+    }
+
+
+def _experts(file: GgufFile) -> dict[str, Any]:
+    return {
+        "enable_moe_block": True,
+        "num_experts": file.integer("expert_count"),
+        "top_k_experts": file.integer("expert_used_count"),
+        "moe_intermediate_size": file.integer("expert_feed_forward_length"),
     }
 
 

@@ -25,6 +25,8 @@ NOT_WEIGHTS = re.compile(
     r"(blk\.\d+\.)?(rope_(freqs|factors_long|factors_short)\.weight|attn_rot_embd(\.weight)?)|(v|a|mm|mtp)\..+"
 )
 
+GATE_UP = "gate_up"  # in the name of a tensor with the rows of an expert's gate before those of its up
+
 
 def check_kinds(file: GgufFile) -> None:
     """Raises ExportError for a tensor of a type that the package gguf does not dequantise."""
@@ -87,11 +89,12 @@ def _parts(
         if expert is not None:  # files from before the experts of a layer became one tensor
             yield form.format(int(expert)), _tensor(entry, form.format(int(expert)), architecture)
             return
-        count, *shape = entry.shape
-        for each in range(count):
+        forms = [form.replace(GATE_UP, half) for half in GATE_UP.split("_")] if GATE_UP in form else [form]
+        count, shape = entry.shape[0], (entry.shape[1] // len(forms), *entry.shape[2:])
+        for place in range(count * len(forms)):
+            name = forms[place % len(forms)].format(place // len(forms))
             # Of a bias one row, which becomes a vector.
-            rows = _some_rows(entry, each * math.prod(shape[:-1]), tuple(shape))
-            yield form.format(each), _tensor(rows, form.format(each), architecture)
+            yield name, _tensor(_some_rows(entry, place * math.prod(shape[:-1]), shape), name, architecture)
         return
     if part not in architecture.layer or expert is not None:
         raise _unknown(file, entry)
