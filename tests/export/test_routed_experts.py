@@ -48,7 +48,12 @@ RENORMALISED: dict[str, dict[str, Any]] = {  # families that divide a row's shar
     "Qwen3-MoE, one layer without experts": {"num_experts": 8, "num_experts_per_tok": 6},
     "ERNIE 4.5, with experts": {"moe_num_experts": 8, "moe_k": 6, "moe_layer_start_index": 0, "moe_layer_end_index": 0},
     "GLM-4.5-Air": {"n_routed_experts": 8, "num_experts_per_tok": 6, "first_k_dense_replace": 0},
-    "Gemma-4, with experts": {"num_experts": 8, "top_k_experts": 6, "layer_types": ["sliding_attention"]},
+    "Gemma-4, with experts": {
+        "num_experts": 8,
+        "top_k_experts": 6,
+        "num_hidden_layers": 2,  # of both kinds
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
 }
 PRECISIONS = ("int8", "int4", "int8-token", "int8-weight", "int4-int8")
 
@@ -146,7 +151,7 @@ def test_a_row_of_one_mixture_has_its_bits_in_fp32(
 def test_shares_of_a_row_do_not_depend_on_the_rows_before_it(name: str, tmp_path: Path) -> None:
     """Reductions of five to seven numbers add up a row in another order where its place in memory is another."""
     row = ROWS[name]
-    save_source(replace(row, config={**row.config, **RENORMALISED[name], "num_hidden_layers": 1}), tmp_path / "source")
+    save_source(replace(row, config={**row.config, "num_hidden_layers": 1, **RENORMALISED[name]}), tmp_path / "source")
     graph = build_graphs(open_pair(tmp_path / "source", None), "fp32", 1, routed=False)["target"]
     mixture = mixtures(graph)[0]
     norm = mixture.x.producer()  # whose input Gemma-4's router reads

@@ -51,8 +51,8 @@ class TargetGraph(nn.Module):
         model = family.model_class()._from_config(
             config, attn_implementation=ATTENTION, dtype=torch.get_default_dtype()
         )
-        if family.experts is not None:
-            make_dense(model.model.layers, config, family.experts)
+        experts = family.experts
+        self.mixtures = [] if experts is None else make_dense(model.model.layers, config, experts)
         if family.convolution:
             mark_convolutions(model.model.layers, family.convolution)
         if family.delta:

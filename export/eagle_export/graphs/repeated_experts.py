@@ -14,7 +14,6 @@ import onnx_ir as ir
 from eagle_export.base.errors import ExportError
 from eagle_export.graphs.graphs import TargetGraph
 from eagle_export.graphs.repeated_layers import UNSUPPORTED, copied_nodes, nodes_above
-from eagle_export.reading.families.dense_experts import DenseExperts
 from eagle_export.recipes.graph import Steps
 from eagle_export.recipes.routed_experts import Mixture, mixtures
 
@@ -24,15 +23,14 @@ TRACED = 2
 @contextmanager
 def few_experts(module: TargetGraph) -> Iterator[None]:
     """Leaves each mixture of a module with the experts that are traced, until the end."""
-    parts = [part for part in module.modules() if isinstance(part, DenseExperts)]
-    before = [part.experts for part in parts]
-    for part in parts:
-        part.experts = part.experts[:TRACED]
+    others = [list(mixture.experts)[TRACED:] for mixture in module.mixtures]
+    for mixture in module.mixtures:
+        del mixture.experts[TRACED:]
     try:
         yield
     finally:
-        for part, experts in zip(parts, before, strict=True):
-            part.experts = experts
+        for mixture, experts in zip(module.mixtures, others, strict=True):
+            mixture.experts.extend(experts)
 
 
 def repeat_experts(model: ir.Model, count: int) -> None:

@@ -87,8 +87,8 @@ def trace_target(module: TargetGraph, layout: Layout, expected: Expected) -> ir.
             layout = replace(layout, rows=repeats.of_traced(layout.rows))
         model = trace_layers(module, layout)
     fold(model)
-    if module.family.experts is not None:
-        repeat_experts(model, module.family.experts.count(module.config))
+    if module.mixtures:
+        repeat_experts(model, module.mixtures[0].count)
     if repeats is not None:
         repeat_layers(model, repeats, module.taps)
     return checked(model, expected)

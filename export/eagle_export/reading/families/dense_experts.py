@@ -112,15 +112,19 @@ class DenseExperts(nn.Module):
         return best, which
 
 
-def make_dense(layers: nn.ModuleList, config: Any, experts: Experts) -> None:
-    """Replaces the mixtures of a model's layers, in place. Some families have layers without one."""
+def make_dense(layers: nn.ModuleList, config: Any, experts: Experts) -> list[DenseExperts]:
+    """Replaces the mixtures of a model's layers, in place, and returns them. Some families have layers without one."""
+    mixtures = []
     for layer in layers:
-        if not experts.module:
-            _beside_mlp(layer, DenseExperts(config, experts, layer))
+        whole = getattr(layer, experts.module) if experts.module else layer
+        if not hasattr(whole, "experts"):
             continue
-        whole = getattr(layer, experts.module)
-        if hasattr(whole, "experts"):
-            setattr(layer, experts.module, DenseExperts(config, experts, whole))
+        mixtures.append(DenseExperts(config, experts, whole))
+        if experts.module:
+            setattr(layer, experts.module, mixtures[-1])
+        else:
+            _beside_mlp(layer, mixtures[-1])
+    return mixtures
 
 
 def _beside_mlp(layer: Any, mixture: DenseExperts) -> None:
