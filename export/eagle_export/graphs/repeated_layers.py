@@ -24,10 +24,10 @@ from eagle_export.graphs.graphs import TargetGraph
 from eagle_export.reading.families.family import Rows
 from eagle_runtime.bundle.graph import CACHE_PARTS, past_names, present_names
 
-# Attributes of transformers' modules in which layers of one kind differ: their number, and whether layers that use
-# others' keys read theirs, of which a model that is traced in parts has none (Gemma-4).
-OWN = frozenset(("layer_idx", "store_full_length_kv"))
 OF_TORCH = frozenset(vars(nn.Module()))  # of every module; parameters and buffers are compared apart
+# Besides, attributes of transformers' modules in which layers of one kind differ: their number, and whether layers that
+# use others' keys read theirs, of which a model that is traced in parts has none (Gemma-4).
+NOT_COMPARED = OF_TORCH | {"layer_idx", "store_full_length_kv"}
 COMPARED_BY_VALUE = (bool, int, float, str, tuple, list, torch.dtype)  # attributes that are compared by value
 UNSUPPORTED = "this version of torch or transformers is not supported (try the tested one)"
 
@@ -148,9 +148,9 @@ def _alike_alone(first: nn.Module, second: nn.Module) -> bool:
 
 
 def _facts(module: nn.Module) -> tuple[object, dict[str, Any]]:
-    """The class of a module with shapes and types of its parameters, and its attributes and buffers but OWN."""
+    """The class of a module with its parameters' shapes and types, and its attributes and buffers that are compared."""
     shapes = {name: (tuple(each.shape), each.dtype) for name, each in module.named_parameters(recurse=False)}
-    own = {key: value for key, value in vars(module).items() if key not in OF_TORCH | OWN}
+    own = {key: value for key, value in vars(module).items() if key not in NOT_COMPARED}
     return (type(module), shapes), own | dict(module.named_buffers(recurse=False))
 
 
