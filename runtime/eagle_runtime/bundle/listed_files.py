@@ -45,6 +45,7 @@ INITIALIZER: Mapping[str, Mapping[int, str]] = {
     "ExternalData": {2: "path"},
 }  # the same, down to the path of an initializer
 KEY, VALUE = 1, 2  # fields of ExternalData
+LOCATION = b"location"  # key of a path
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types; groups (3, 4) do not occur in proto3
 
 
@@ -156,12 +157,12 @@ def external_files(model: bytes) -> Iterator[str]:
         known = MESSAGES[message]
         keys, values = [], []
         for number, start, end in _fields(model, *span):
-            if number in known:
+            if number in known and model.find(LOCATION, start, end) >= 0:  # most nodes hold none
                 pending.append((known[number], start, end))
             elif message == "ExternalData":
                 keys += [model[start:end]] if number == KEY else []
                 values += [model[start:end]] if number == VALUE else []
-        if b"location" in keys:
+        if LOCATION in keys:
             yield from (value.decode() for value in values or [b""])  # left out, it is empty
 
 
@@ -217,6 +218,8 @@ def _fields(model: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]
 
 def _varint(model: bytes, start: int, end: int) -> tuple[int, int]:
     """Returns a number stored with 7 bits per byte, and the position after it."""
+    if start < end and model[start] < 128:  # as nearly all are
+        return model[start], start + 1
     number = 0
     for shift, place in zip(range(0, 70, 7), range(start, end), strict=False):
         byte = model[place]
