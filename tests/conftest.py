@@ -109,6 +109,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_unconfigure() -> None:
+    """Leaves what there is out of the collections at the end, in which pytest looks for errors: they take four
+    seconds."""
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
     """Restores the handlers of signals: a command that was stopped in this process leaves them ignored, and programs

@@ -48,8 +48,10 @@ from tiny_families import CONTEXT, HIDDEN, LAYERS, ROWS, VOCAB, WIDE_PHI, Row, s
 UNTAPPED = (
     "Qwen3.5",
     "Gemma-2",
+    "Gemma-4, with layers that use others' keys",
     "Gemma-4, with values that are keys",
     "Gemma-4, with experts",
+    "LFM2",
     "LFM2, with biases and wide convolutions",
     "LFM2, with experts",
     "Qwen3.5, with experts",
@@ -134,25 +136,28 @@ def path_to(tree: Tree, node: int) -> list[int]:
 def assert_equals_source(source: Any, target: Target) -> None:
     """Compares rows after an empty past, two trees after some past, and a chunk in between."""
 
-    def assert_row(text: list[int], logits: Any, features: Any) -> None:
-        out = source(torch.tensor([text]), output_hidden_states=True)
-        np.testing.assert_allclose(logits, out.logits[0, -1].numpy(), atol=1e-4)
-        np.testing.assert_allclose(features, out.hidden_states[-1][0, -1].numpy(), atol=1e-4)
+    def assert_rows(texts: list[list[int]], logits: Any, features: Any) -> None:
+        """Compares the last row of each text; texts are filled up to the longest, which no row before sees."""
+        last = [len(text) - 1 for text in texts]
+        ids = torch.tensor([text + [0] * (max(last) + 1 - len(text)) for text in texts])
+        out = source(ids, output_hidden_states=True)
+        rows = range(len(texts)), last
+        np.testing.assert_allclose(logits, out.logits[rows].numpy(), atol=1e-4)
+        np.testing.assert_allclose(features, out.hidden_states[-1][rows].numpy(), atol=1e-4)
 
     rng = np.random.default_rng(3)
     text = rng.integers(0, VOCAB, 90).tolist()
     logits, features = target.prefill(text)
     out = source(torch.tensor([text]), output_hidden_states=True)
     np.testing.assert_allclose(np.asarray(features), out.hidden_states[-1][0].numpy(), atol=1e-4)
-    assert_row(text, logits, np.asarray(features)[-1])
+    assert_rows([text], logits[None], np.asarray(features)[-1:])
     for _ in range(2):
         tree = random_tree(rng, 24)
         logits, features = (np.array(rows) for rows in target.verify(tree))
-        for node in range(tree.num_nodes):
-            assert_row(text + tree.tokens[path_to(tree, node)].tolist(), logits[node], features[node])
-        path = path_to(tree, tree.num_nodes - 1)
-        target.cache.keep(np.array(path))
-        text += tree.tokens[path].tolist()
+        paths = [path_to(tree, node) for node in range(tree.num_nodes)]
+        assert_rows([text + tree.tokens[path].tolist() for path in paths], logits, features)
+        target.cache.keep(np.array(paths[-1]))
+        text += tree.tokens[paths[-1]].tolist()
     whole = np.concatenate(list(target.score(text)))
     np.testing.assert_allclose(whole, source(torch.tensor([text])).logits[0].numpy(), atol=1e-4)
 
