@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,6 +101,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_configure() -> None:
     """Collects no garbage while modules are imported, which is in vain and takes a sixth of that time."""
     gc.disable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Where torch has no bytecode yet, one worker imports it before the others, each of which would compile it all."""
+    torch, run = importlib.util.find_spec("torch"), getattr(session.config, "workerinput", {}).get("testrunuid")
+    if run is None or torch is None or Path(importlib.util.cache_from_source(str(torch.origin))).exists():
+        return (yield)
+    with FileLock(Path(tempfile.gettempdir()) / f"eagle-edge-{run}.lock"):
+        return (yield)
 
 
 def pytest_collection_finish() -> None:
