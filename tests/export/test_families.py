@@ -29,7 +29,7 @@ from eagle_export.reading.families.target import open_target
 from eagle_export.recipes.attention import ExactAttention
 from eagle_export.recipes.convolutions import Convolutions
 from eagle_export.recipes.delta_nets import DeltaNets
-from eagle_export.recipes.graph import linears
+from eagle_export.recipes.graph import WINDOW, linears
 from eagle_export.recipes.plan import INT8
 from eagle_export.recipes.smooth import Smooth, groups
 from eagle_export.recipes.weight_blocks import simulated_blocks
@@ -284,6 +284,23 @@ def test_a_window_as_long_as_the_context_adds_nothing(bundles: Callable[[str, st
         len(ir.load(folder / "target/model.onnx").graph) for folder in (tmp_path / "bundle", bundles("Llama", "fp32"))
     ]
     assert nodes[0] == nodes[1]
+
+
+def test_masks_fit_layers_whose_keys_serve_more_heads(bundles: Callable[[str, str], Path]) -> None:
+    """As with a window that is as long as the context: without windows, over a text that is shorter than they are."""
+    name = "Gemma-4, with values that are keys"
+    folder = bundles(name, "fp32") / "target"
+    graph = ir.load(folder / "model.onnx")
+    for node in graph.graph:
+        node.metadata_props.pop(WINDOW, None)
+    ExactAttention().apply(graph)
+    ir.save(graph, folder / "whole.onnx")
+    text = np.random.default_rng(3).integers(0, VOCAB, 60).tolist()
+    with OrtSession(folder / "whole.onnx", graph_spec("whole.onnx", graph, {}), threads=1) as session:
+        logits = np.concatenate(list(Target(session, CONTEXT).score(text)))
+    with torch.no_grad():
+        expected = source_of(ROWS[name])(torch.tensor([text])).logits[0].numpy()
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
 
 
 def test_smoothing_moves_factors_into_the_bias_of_v(bundles: Callable[[str, str], Path]) -> None:

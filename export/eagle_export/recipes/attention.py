@@ -56,13 +56,14 @@ class ExactAttention(AttentionPass):
 
     def rewrite(self, model: ir.Model, matches: list[ir.Node]) -> dict[str, str]:
         changed = {}
-        columns: dict[int | None, _Columns] = {}
+        columns: dict[tuple[int | None, int], _Columns] = {}
         for node in matches:
             part = part_of(model, node)
-            if part.window not in columns:
-                columns[part.window] = _columns(model, node, part)
+            alike = part.window, part.heads // part.kv_heads
+            if alike not in columns:
+                columns[alike] = _columns(model, node, part)
             changed[str(node.outputs[0].name)] = "committed keys in fp32, recent ones in fp64"
-            replace(node, _attend(model, node, part, columns[part.window]))
+            replace(node, _attend(model, node, part, columns[alike]))
             head_major(part.past, part.kv_heads, part.width)
         graph_input(model, "tree_mask").shape = ir.Shape([1, 1, "T", "T"])
         model.opset_imports[MICROSOFT] = 1
@@ -99,10 +100,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Values that layers with equal windows share. The last RECENT rows of the past, or all if there are fewer, are in
-    the columns from `start` to `end`. Biases are added to scores [kv_heads, R, columns], where R is T times the query
-    heads per key: `committed` [R, C] masks recent keys, `recent` [R, end - start] masks all others, and `new` [R, T] is
-    the tree's mask.
+    """Values that layers with equal windows and as many query heads per key share. The last RECENT rows of the past, or
+    all if there are fewer, are in the columns from `start` to `end`. Biases are added to scores [kv_heads, R, columns],
+    where R is T times the query heads per key: `committed` [R, C] masks recent keys, `recent` [R, end - start] masks
+    all others, and `new` [R, T] is the tree's mask.
 
     start, end [1]; sizes [2]: numbers of recent and of new columns; ones [C, COLUMNS]"""
 
