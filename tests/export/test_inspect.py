@@ -97,6 +97,13 @@ def test_sizes_of_a_target_with_a_table_for_its_layers(precision: str, tmp_path:
     assert {each.backend for each in inspected.needs} == {"cpu"}
 
 
+def test_keys_of_as_many_numbers_may_differ_in_shape(tmp_path: Path) -> None:
+    save_source(ROWS["Gemma-4, with values that are keys"], tmp_path / "source")
+    inspected = inspect(str(tmp_path / "source"), None)
+    assert set(inspected.target.key_shapes) == {(2, 16), (1, 32)}
+    assert {each.backend for each in inspected.needs} == {"cpu"}
+
+
 def test_what_a_token_reads_leaves_out_a_table_of_its_own() -> None:
     tied, own = need_of(DEMO / "target", None, "int8"), need_of(DEMO / "target", None, "int8-token")
     assert tied.target.read == tied.target.stored  # the table is the LM head

@@ -23,9 +23,9 @@ from eagle_runtime.core.target import SHORT_CHUNK
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
     """A target. family: None for one that is not known. problems: why it cannot be exported, a sentence each.
-    parameters: numbers in its tensors, of which a token needs `active`. key_sizes: numbers of a token's key in each
-    layer that has one; state_size: numbers that a cache holds of layers with a state. context: tokens, None if unknown.
-    experts: per layer, and how many of them a row needs; None without a mixture."""
+    parameters: numbers in its tensors, of which a token needs `active`. key_shapes: heads and width of a token's key
+    in each layer that has one; state_size: numbers that a cache holds of layers with a state. context: tokens, None if
+    unknown. experts: per layer, and how many of them a row needs; None without a mixture."""
 
     name: str
     model_type: str
@@ -41,7 +41,7 @@ class TargetFacts:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    key_sizes: tuple[int, ...]
+    key_shapes: tuple[tuple[int, int], ...]
     state_size: int
     intermediate_size: int
     vocab_size: int
@@ -51,8 +51,8 @@ class TargetFacts:
 
     @property
     def several_shapes(self) -> bool:
-        """Whether keys are of several sizes, as Gemma-4's."""
-        return len(set(self.key_sizes)) > 1
+        """Whether keys differ in shape, as Gemma-4's."""
+        return len(set(self.key_shapes)) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,8 @@ def _sized(target: Checkpoint, family: Family | None, problems: Sequence[str]) -
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         state_size=_state_size(target, family),
-        key_sizes=_key_sizes(target, family) or (kv_heads * head_dim,) * sizes.integer("num_hidden_layers"),
+        key_shapes=_key_shapes(target, family, heads, head_dim)
+        or ((kv_heads, head_dim),) * sizes.integer("num_hidden_layers"),
         intermediate_size=sizes.integer("intermediate_size"),
         vocab_size=sizes.integer("vocab_size"),
         context=None if readable is None else _context(readable, config),
@@ -255,16 +256,20 @@ def _shape_problems(target: Checkpoint, facts: TargetFacts, family: Family) -> l
     return problems
 
 
-def _key_sizes(target: Checkpoint, family: Family | None) -> tuple[int, ...]:
-    """Numbers of a token's key in each layer that has one; none where keys are computed with other parts."""
+def _key_shapes(target: Checkpoint, family: Family | None, heads: int, head_dim: int) -> tuple[tuple[int, int], ...]:
+    """Heads and width of a token's key in each layer that has one; none where keys are computed with other parts.
+    heads: of queries, which are as wide. head_dim: of a layer without attention."""
     convolution = "" if family is None or not family.convolution else f".{family.convolution}.conv.weight"
-    sizes = []
+    widths = heads * (2 if family is not None and family.delta else 1)  # in the rows of queries, with their gates
+    shapes = []
     for name, each in target.tensors.items():
         if name.endswith(".self_attn.k_proj.weight"):
-            sizes.append(each.shape[0])
-        elif convolution and name.endswith(convolution):
-            sizes.append(each.shape[0] // 2)  # half of what is cached stands in the place of a value
-    return tuple(sizes)
+            queries = target.tensors.get(name.replace("k_proj", "q_proj"))
+            width = head_dim if queries is None else max(queries.shape[0] // widths, 1)
+            shapes.append((each.shape[0] // width, width))
+        elif convolution and name.endswith(convolution):  # half of what is cached stands in the place of a value
+            shapes.append((each.shape[0] // 2 // head_dim, head_dim))
+    return tuple(shapes)
 
 
 def _state_size(target: Checkpoint, family: Family | None) -> int:

@@ -115,7 +115,7 @@ def needs(target: TargetFacts, checkpoint: Checkpoint, head: HeadFacts | None, c
     assert target.family is not None and not target.problems, "looked at before"
     config = None if head is None else head.config
     shapes = pair_shapes(target.family, checkpoint, None if head is None else head.official, config)
-    rows = sum(target.key_sizes)
+    rows = sum(heads * width for heads, width in target.key_shapes)
     rows += 0 if config is None else config.row_size // 2
     states = 4 * target.state_size  # in fp32
     bounded = checkpoint.config.get("attn_logit_softcapping") is not None
