@@ -12,9 +12,13 @@ from conftest import GOLDEN
 from eagle_export.base.errors import ExportError
 from eagle_export.bundle import export
 from eagle_export.graphs.pair import open_pair
+from eagle_export.recording import self_calibration
+from eagle_export.recording.layered_recording import observe_layers
 from eagle_export.recording.recording import Way
+from eagle_export.recording.self_calibration import KEPT
 from eagle_export.writing import requirement
 from eagle_export.writing.pace import Pace, measure
+from tiny_families import ROWS, save_source
 
 
 def test_the_announced_time_follows_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,3 +73,23 @@ def test_two_processes_need_the_memory_of_both(tmp_path: Path, monkeypatch: pyte
 
     one, two = memory(1) - requirement.PROGRAM, memory(2) - requirement.PROGRAM
     assert 1.2 * one < two <= 2 * one
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5", "ERNIE 4.5, with experts", "GLM-4.5-Air", "AFM"])
+def test_the_disk_for_recorded_inputs_is_what_they_take(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Per row, in fp32: also of layers with an MLP beside their experts, and of MLPs without a gate."""
+    monkeypatch.setattr(self_calibration, "LEAST_ROWS", 1)
+    save_source(ROWS[name], tmp_path / "source")
+    pair = open_pair(tmp_path / "source", None)
+
+    def disk(way: Way | None) -> int:
+        precisions, place = {"target": "int8"}, tmp_path / "bundle"
+        return requirement.requirement_of(pair, "cpu", precisions, way, place, calibrated=False, certify=False).disk
+
+    tokens = list(range(3, 40))
+    inputs = observe_layers(pair.target, [tokens], tmp_path / "inputs").inputs
+    recorded = [inputs[name] for name in {file: name for name, file in inputs.names.items()}.values()]
+    numbers = sum(each.rows * each.sample.shape[1] for each in recorded)
+    assert disk("layers") - disk(None) == 4 * KEPT * numbers // len(tokens)

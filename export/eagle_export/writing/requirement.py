@@ -18,7 +18,7 @@ from eagle_export.base.errors import ExportError
 from eagle_export.base.memory import MEMORY_MARGIN
 from eagle_export.base.parted import PART
 from eagle_export.graphs.pair import Pair
-from eagle_export.inspection.sizes import graph_bytes, pair_shapes
+from eagle_export.inspection.sizes import GraphShapes, graph_bytes, pair_shapes
 from eagle_export.recipes.input_products import FEW, GROUP, goes_through_rows
 from eagle_export.recipes.plan import BY_VALUES, RECIPES
 from eagle_export.recording.layered import layer_numbers
@@ -31,6 +31,7 @@ from eagle_runtime.machine.host import cores, free_memory, threads_allowed
 PROGRAM = 800 * 10**6  # bytes of memory before any weight is read: libraries, and the traced graphs
 COPIES = 6  # fp32 copies of a part that rounding works with
 PASSES = 2.0  # products [K, K] x [K, N] that compensated rounding computes, or as many with few rows (input_products)
+SAME_INPUT = ("k_proj", "v_proj", "gate_proj", "w1", "in_proj_z", "in_proj_a", "in_proj_b")  # as q, up, w3, in_proj_qkv
 SMALL = 10**7  # numbers of a target that is exported in seconds on any machine
 NOTABLE = 60.0  # seconds; needs of a shorter export are not printed
 
@@ -114,7 +115,7 @@ def requirement_of(
     if way == "layers":
         working = max(working, 4 * layer_numbers(pair.target) + 16 * ROWS * int(pair.config.hidden_size))
     if way is not None:
-        stored += _spilled(pair)
+        stored += _spilled(shapes["target"])
     return Requirement(stored, PROGRAM + working, seconds)
 
 
@@ -133,11 +134,10 @@ def _working(k: int, n: int, traced: int, quantised: bool, compensated: bool) ->
     return 2 * k * n + 4 * COPIES * part + (inputs if compensated else 0)
 
 
-def _spilled(pair: Pair) -> int:
-    """Bytes of recorded inputs: per layer those of q, o, gate and down, the latter two of each expert of a row."""
-    config, experts = pair.config, pair.family.experts
-    hidden, wide = int(config.hidden_size), int(config.num_attention_heads) * pair.head_dim
-    mlp = hidden + int(config.intermediate_size)
-    if experts is not None:
-        mlp = max(mlp, int(config.num_experts_per_tok) * (hidden + experts.width(config)))
-    return 4 * ROWS * int(config.num_hidden_layers) * (hidden + wide + mlp)
+def _spilled(shapes: GraphShapes) -> int:
+    """Bytes of a target's recorded inputs: one of layers that read the same, and of experts those of a row's."""
+    numbers = float(shapes.table[1][1] if shapes.tied else 0)
+    for each in shapes.layers:
+        if each.name.split(".")[-2] not in SAME_INPUT:
+            numbers += each.shape[0] * each.count * (shapes.chosen if ".experts." in each.name else 1)
+    return int(4 * ROWS * numbers)
