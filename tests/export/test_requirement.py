@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from dataclasses import astuple
 from pathlib import Path
 
@@ -15,9 +16,10 @@ from eagle_export.graphs.pair import open_pair
 from eagle_export.recording import self_calibration
 from eagle_export.recording.layered_recording import observe_layers
 from eagle_export.recording.recording import Way
-from eagle_export.recording.self_calibration import KEPT
+from eagle_export.recording.self_calibration import KEPT, observe_source
 from eagle_export.writing import requirement
 from eagle_export.writing.pace import Pace, measure
+from eagle_runtime.text.tokenizer import Text
 from tiny_families import ROWS, save_source
 
 
@@ -75,11 +77,15 @@ def test_two_processes_need_the_memory_of_both(tmp_path: Path, monkeypatch: pyte
     assert 1.2 * one < two <= 2 * one
 
 
-@pytest.mark.parametrize("name", ["Qwen3.5", "ERNIE 4.5, with experts", "GLM-4.5-Air", "AFM"])
+@pytest.mark.parametrize(
+    "name",
+    ["Gemma-4, with experts", "Qwen3.5, with experts", "Qwen3.5", "ERNIE 4.5, with experts", "GLM-4.5-Air", "AFM"],
+)
 def test_the_disk_for_recorded_inputs_is_what_they_take(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Per row, in fp32: also of layers with an MLP beside their experts, and of MLPs without a gate."""
+    """Per row, in fp32: also of layers with an MLP beside their experts, and of MLPs without a gate. What weighs these
+    is not rounded, and so not recorded: by the whole model neither."""
     monkeypatch.setattr(self_calibration, "LEAST_ROWS", 1)
     save_source(ROWS[name], tmp_path / "source")
     pair = open_pair(tmp_path / "source", None)
@@ -93,3 +99,6 @@ def test_the_disk_for_recorded_inputs_is_what_they_take(
     recorded = [inputs[name] for name in {file: name for name, file in inputs.names.items()}.values()]
     numbers = sum(each.rows * each.sample.shape[1] for each in recorded)
     assert disk("layers") - disk(None) == 4 * KEPT * numbers // len(tokens)
+    (texts := tmp_path / "texts.jsonl").write_text(json.dumps({"ids": tokens}))
+    whole = observe_source(pair.target, Text(GOLDEN / "target"), texts, weighed=1)
+    assert set(whole.inputs) == set(inputs) >= set(whole.importance)

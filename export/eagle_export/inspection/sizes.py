@@ -181,13 +181,11 @@ def target_shapes(
     """The target's graph, with the part of an EAGLE-3 or block head that reads its taps."""
     experts = family.experts
     counts = None if experts is None else experts.counts(target.config)
-    # What chooses experts, or weighs the MLP beside them, is computed in a wider type, and stays as it is.
-    kept = () if experts is None else experts.scorers
     layers, numbers = [], 0
     for name, tensor in target.tensors.items():
         if name in (EMBEDDING, LAYERS_TABLE) or is_table(name):
             continue
-        if _is_layer(name, tensor) and not name.endswith(kept):
+        if _is_layer(name, tensor) and not name.endswith(family.scorers):
             layers.append(_layer(name, tensor, _before(name)))
         else:
             numbers += prod(tensor.shape)

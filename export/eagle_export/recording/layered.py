@@ -46,24 +46,24 @@ def layer_numbers(checkpoint: Checkpoint) -> int:
 
 
 class LayeredModel:
-    """A checkpoint's model in fp32 and some texts of token ids. hidden: of each text what the next layer reads, [1, T,
-    H]. next: the number of the next layer."""
+    """A checkpoint's model in fp32, its family, and some texts of token ids. hidden: of each text what the next layer
+    reads, [1, T, H]. next: the number of the next layer."""
 
     def __init__(self, checkpoint: Checkpoint, texts: Sequence[Sequence[int]]) -> None:
         self._checkpoint = checkpoint
-        self._family = family_of(checkpoint)
-        self._stored = {self._family.parameter(name): each for name, each in checkpoint.tensors.items()}
-        config = read_config(self._family, checkpoint)
+        self.family = family_of(checkpoint)
+        self._stored = {self.family.parameter(name): each for name, each in checkpoint.tensors.items()}
+        config = read_config(self.family, checkpoint)
         with torch.device("meta"), quiet("transformers"):
-            model = self._family.model_class()._from_config(
+            model = self.family.model_class()._from_config(
                 config, attn_implementation=attention_of(checkpoint), dtype=torch.float32
             )
         model.eval()
         real_tables(model)
         self.config, self._model = model.config, model.model
         self.layers: Sequence[nn.Module] = self._model.layers  # without weights
-        self._norm: nn.Module = getattr(self._model, self._family.last_norm)
-        self._load(self._norm, f"model.{self._family.last_norm}.")
+        self._norm: nn.Module = getattr(self._model, self.family.last_norm)
+        self._load(self._norm, f"model.{self.family.last_norm}.")
         self.hidden: list[Tensor] = []
         self.next = 0
         self._batches = batches([len(text) for text in texts])
@@ -95,7 +95,7 @@ class LayeredModel:
         weight = self._checkpoint.lm_head
         bounds = range(0, weight.shape[0], LM_HEAD_ROWS)
         parts = [rows @ weight.rows(start, min(start + LM_HEAD_ROWS, weight.shape[0])).float().T for start in bounds]
-        return self._family.logits(self.config, torch.cat(parts, -1))
+        return self.family.logits(self.config, torch.cat(parts, -1))
 
     def _load(self, module: nn.Module, prefix: str) -> None:
         weights: dict[str, Tensor] = {}
@@ -113,7 +113,7 @@ class LayeredModel:
         ids = sorted({token for text in texts for token in text})
         place = {token: number for number, token in enumerate(ids)}
         before = {f"model.{name}": part for name, part in self._model.named_children()}  # the first layer
-        del before["model.layers"], before[f"model.{self._family.last_norm}"]
+        del before["model.layers"], before[f"model.{self.family.last_norm}"]
         for name, part in before.items():
             if isinstance(part, nn.Embedding):
                 part.weight = nn.Parameter(self._stored[f"{name}.weight"].read()[ids].float(), requires_grad=False)

@@ -92,7 +92,7 @@ def observe_layers(
             _keep_tap(folder, model, tapped)
         while model.next < len(model.layers):
             number, count = model.next, len(model.layers)
-            of_layer = LayerInputs(model.layers[number], f"model.layers.{number}.")
+            of_layer = LayerInputs(model.layers[number], f"model.layers.{number}.", model.family.scorers)
             for text in model.run_layer():
                 report(f"recording inputs (layer {number + 1} of {count}, text {text + 1} of {len(model.hidden)})")
             spilled.add(of_layer.observed())

@@ -29,6 +29,8 @@ from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.block import BlockHead
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
 from eagle_export.reading.families.fused_experts import expert_inputs, fused_experts
+from eagle_export.reading.families.registry import family_of
+from eagle_export.reading.families.target import open_target
 from eagle_export.recording.continuations import run_errors
 from eagle_export.recording.importance import column_importance
 from eagle_export.recording.packed import load_packed
@@ -79,26 +81,30 @@ def observe_source(
     model: the checkpoint, if it is loaded. Raises CalibrationError for a file without text, and ExportError if
     transformers cannot run the checkpoint."""
     with run_errors(source):
-        model = load_packed(source) if model is None else model
+        checkpoint = open_target(source) if isinstance(source, Path) else source
+        model, without = load_packed(checkpoint) if model is None else model, family_of(checkpoint).scorers
         vocab = int(model.config.vocab_size)
         longest = int(model.config.max_position_embeddings)
         if data is None:
             starts = text_starts(text, vocab, SEQUENCES, START, 2 * START, MAX_TOKENS)
             starts = [starts[number] for number in share]
-            windows, observed, written = _own_text(model, starts, min(LENGTH, longest), head, report, asked, file)
+            windows, observed, written = _own_text(
+                model, without, starts, min(LENGTH, longest), head, report, asked, file
+            )
         else:
             windows, written = read_windows(data, text, vocab, min(WINDOW, longest), MAX_TOKENS), []
-            observed = _observed(model, windows, head, report, file)
+            observed = _observed(model, without, windows, head, report, file)
             if asked is not None:
                 written = Writer(model).write([], 0, (), asked.texts, asked.taps)[1]
         if asked is not None:
             asked.look(model, written)
-        return Recorded(observed, _importance(model, windows, weighed, report) if weighed else {})
+        return Recorded(observed, _importance(model, without, windows, weighed, report) if weighed else {})
 
 
 @torch.inference_mode()
 def _own_text(
     model: Any,
+    without: tuple[str, ...],
     starts: Sequence[list[int]],
     length: int,
     head: HeadPart | None,
@@ -110,7 +116,7 @@ def _own_text(
     are sampled like others, and a text goes on after one. Returns the texts, the inputs that were recorded while they
     were written, and what was asked for besides."""
     taps = set[int]() if head is None else {-1, *head.config.taps}
-    inputs = LayerInputs(model, without=LM_HEAD, file=file)  # which is run for the last row of a pass alone
+    inputs = LayerInputs(model, without=(*without, LM_HEAD), file=file)  # which is run for the last row of a pass alone
 
     def show(done: int, total: int) -> None:
         report(f"generating text to calibrate on ({done} of {total} tokens)")
@@ -137,7 +143,7 @@ def _text_by_text(passes: Sequence[int], texts: int) -> Array:
 
 
 def _importance(
-    model: Any, windows: Sequence[list[int]], most: int, report: Callable[[str], None]
+    model: Any, without: tuple[str, ...], windows: Sequence[list[int]], most: int, report: Callable[[str], None]
 ) -> Mapping[str, Array]:
     """Of the columns of all layers, on so many tokens of the windows, or one of these."""
     count = max(1, most // max(map(len, windows)))
@@ -145,7 +151,7 @@ def _importance(
     def show(number: int) -> None:
         report(f"measuring layers ({number} of {min(count, len(windows))} texts)")
 
-    found = dict(column_importance(model, list(linears(model)), windows[:count], show))
+    found = dict(column_importance(model, list(linears(model, without)), windows[:count], show))
     if model.config.tie_word_embeddings and LM_HEAD in found:
         found[EMBEDDING] = found[LM_HEAD]
     return found
@@ -156,10 +162,14 @@ class LayerInputs:
     read one tensor share them."""
 
     def __init__(
-        self, module: torch.nn.Module, prefix: str = "", without: str = "", file: SampleFile | None = None
+        self,
+        module: torch.nn.Module,
+        prefix: str = "",
+        without: tuple[str, ...] = (),
+        file: SampleFile | None = None,
     ) -> None:
-        """prefix: of the module's name. without: name of the weight of a layer that is not recorded. file: where rows
-        are kept, None for the memory."""
+        """prefix: of the module's name. without: what names of weights end with whose layers are not recorded. file:
+        where rows are kept, None for the memory."""
         self.file = file
         self._statistics: dict[str, InputStatistics] = {}
         self._same_input: dict[str, str] = {}  # layer -> the layer before it that reads the same tensor
@@ -167,8 +177,7 @@ class LayerInputs:
         self._counted = (1, 1)
         self._hooks = [
             layer.register_forward_pre_hook(partial(self._record, prefix + name))
-            for name, layer in linears(module)
-            if name != without
+            for name, layer in linears(module, without)
         ]
         for name, part in fused_experts(module):
             self._hooks.append(part.register_forward_pre_hook(partial(self._record_experts, prefix + name)))
@@ -260,7 +269,7 @@ class HeadInputs(LayerInputs):
     def __init__(self, part: HeadPart, head: AnyHead, file: SampleFile | None = None) -> None:
         """head: as eager_head returns it. file: as for LayerInputs."""
         self._config, self._head = part.config, head
-        borrowed = LM_HEAD if part.config.borrows_lm_head else ""  # has the target's name, and its inputs there
+        borrowed = (LM_HEAD,) if part.config.borrows_lm_head else ()  # has the target's name, and its inputs there
         super().__init__(head, "head.", borrowed, file)
 
     def read(self, tokens: Tensor, hidden: Any) -> None:
@@ -286,13 +295,14 @@ class HeadInputs(LayerInputs):
 @torch.inference_mode()
 def _observed(
     model: Any,
+    without: tuple[str, ...],
     windows: Sequence[Sequence[int]],
     head: HeadPart | None,
     report: Callable[[str], None],
     file: SampleFile | None,
 ) -> Listed:
     """Reads every window as a prompt. file: as for LayerInputs."""
-    inputs = LayerInputs(model, file=file)
+    inputs = LayerInputs(model, without=without, file=file)
 
     def read() -> Iterator[tuple[Tensor, Hidden]]:
         for number, window in enumerate(windows):
@@ -325,8 +335,8 @@ def _all_inputs(
     return Listed(names, lambda place: place[0](place[1]))
 
 
-def linears(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yields weight name and layer of each linear layer."""
+def linears(module: torch.nn.Module, without: tuple[str, ...] = ()) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yields weight name and layer of each linear layer but those whose name ends as one in `without`."""
     for name, layer in module.named_modules():
-        if isinstance(layer, torch.nn.Linear):
+        if isinstance(layer, torch.nn.Linear) and not f".{name}.weight".endswith(without):
             yield f"{name}.weight", layer

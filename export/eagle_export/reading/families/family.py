@@ -155,6 +155,12 @@ class Family:
         is_gain = name.endswith("norm.weight") and not (self.delta and f".{self.delta}." in name)
         return self.norm_offset if is_gain else 0.0
 
+    @property
+    def scorers(self) -> tuple[str, ...]:
+        """What names of layers end with that weigh experts, and the MLP beside them: they stay as they are."""
+        parts = () if self.experts is None else (self.experts.router, self.experts.shared_gate)
+        return tuple(f".{part}.weight" for part in parts if part)
+
     def parameter(self, name: str) -> str:
         """Returns the name of a checkpoint's tensor in the graph."""
         return name if self.experts is None else self.experts.parameter(name)
@@ -261,12 +267,6 @@ class Experts:
     shared: str = ""
     shared_gate: str = ""
     module: str = MODULE
-
-    @property
-    def scorers(self) -> tuple[str, ...]:
-        """What names of checkpoints' tensors end with that weigh experts, and the MLP beside them."""
-        block = f".{self.block}" if self.block else ""
-        return tuple(f"{block}.{name}.weight" for name in (self.router, self.shared_gate) if name)
 
     @property
     def within(self) -> str:
