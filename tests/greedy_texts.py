@@ -11,6 +11,7 @@ import torch
 from eagle_export.checking.head_check import HeadCheck, compare_readings
 from eagle_export.graphs.eager import eager_weights
 from eagle_export.graphs.pair import HeadPart
+from eagle_export.reading.families.registry import FAMILIES
 from eagle_export.recording.source_text import Greedy, Writer, Written
 
 
@@ -29,4 +30,5 @@ def check_head(part: HeadPart, model: Any, texts: Sequence[Written]) -> HeadChec
         states = model(input_ids=ids, output_hidden_states=True, use_cache=False, logits_to_keep=1).hidden_states
         return replace(text, hidden={**dict(enumerate(states)), -1: states[-1]})
 
-    return compare_readings(part, model.config, eager_weights(part, model), map(read, texts))
+    family = FAMILIES[model.config.model_type]
+    return compare_readings(part, family, model.config, eager_weights(part, model), map(read, texts))

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from conftest import GOLDEN
 from eagle_export.checking import head_check
 from eagle_export.checking.head_check import HeadCheck
+from eagle_export.checking.source_reading import reading_of_pair
 from eagle_export.commands.cli import main
 from eagle_export.graphs.eager import eager_head, eager_weights
 from eagle_export.graphs.pair import open_pair
@@ -171,6 +172,24 @@ def test_taps_off_by_one_are_named(
     warning = checked(source_of("demo"), "demo", head.write(tmp_path / "head")).warning()
     assert warning is not None
     assert f"{words} (the outputs of layers [1, 3, 4])" in warning
+
+
+def test_tokens_are_as_likely_as_the_target_makes_them(tmp_path: Path) -> None:
+    """Granite divides logits: with twice the LM head, by two, it is the Llama model."""
+    folder = Path(shutil.copytree(TARGETS["golden"], tmp_path / "granite"))
+    tensors, config = (
+        read_tensors(folder / "model.safetensors"),
+        json.loads((folder / "config.json").read_text(encoding="utf-8")),
+    )
+    save_file(tensors | {"lm_head.weight": 2 * tensors["lm_head.weight"]}, folder / "model.safetensors")
+    same = {"attention_multiplier": config["head_dim"] ** -0.5, "logits_scaling": 2.0}
+    (folder / "config.json").write_text(json.dumps(config | same | {"model_type": "granite"}))
+    head = Path(shutil.copytree(HEADS["golden", "eagle1"], tmp_path / "head"))
+    stated = json.loads((head / "config.json").read_text(encoding="utf-8"))
+    (head / "config.json").write_text(json.dumps(stated | {"rope_theta": 500.0}))
+    readings = [reading_of_pair(open_pair(each, head)) for each in (folder, TARGETS["golden"])]
+    divided, plain = (None if each is None else each.read()[1] for each in readings)
+    assert divided == plain and plain is not None and plain.best is not None
 
 
 def test_a_head_of_another_target_is_loud(source_of: Callable[[str], Source], copied: Callable[..., Path]) -> None:

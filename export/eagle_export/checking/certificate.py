@@ -151,7 +151,8 @@ def _read_by_layers(
 ) -> tuple[list[Written], HeadCheck | None]:
     """What the reading asks, with the bundle and one layer of the source in the memory. The head is checked on it."""
     source, prompts, count, head = reading.source, reading.prompts, reading.count, reading.head
-    config, not_finite = read_config(family_of(source), source), _not_finite(manifest)
+    family, not_finite = family_of(source), _not_finite(manifest)
+    config = read_config(family, source)
     taps = set() if head is None else taps_of_readings(head.config, config)
     with _engine(bundle) as model:
 
@@ -169,7 +170,7 @@ def _read_by_layers(
     report("checking the head")
     tokens = [token for text in texts for token in (*text.start, *text.tokens)]
     weights, embedding = weights_for_tokens(head, source, tokens, lm_head=True)
-    return texts, compare_readings(head, config, weights, drafted, embedding)
+    return texts, compare_readings(head, family, config, weights, drafted, embedding)
 
 
 @contextmanager

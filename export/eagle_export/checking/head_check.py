@@ -12,8 +12,9 @@ Shapes: T tokens of a text, H width of the target, Vd draft vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from eagle_export.heads.ahead import HeadsAhead
 from eagle_export.heads.block import BlockHead
 from eagle_export.heads.config import HeadConfig
 from eagle_export.heads.kinds import KINDS
+from eagle_export.reading.families.family import Family
 from eagle_export.recording.source_text import Written
 
 LEAST = 0.4  # share of first tokens below which a head is not worth its time, and probably misread
@@ -83,21 +85,23 @@ class HeadCheck:
 @torch.inference_mode()
 def compare_readings(
     part: HeadPart,
+    family: Family,
     target: Any,
     weights: Mapping[str, Tensor],
     texts: Iterable[Written],
     embedding: TokenRows | None = None,
 ) -> HeadCheck:
     """Returns the share of first drafted tokens that are the target's own, and what other readings of the folder would
-    change. part: the head of a pair. target: its target's config. texts: one or more of the target, with its hidden
-    states; no head drafts the first token of one. The others: as for eager_head."""
+    change. part: the head of a pair. family, target: of its target, and the target's config. texts: one or more of the
+    target, with its hidden states; no head drafts the first token of one. The others: as for eager_head."""
     readings = [("", part.config), *_other_readings(part.config, target)]
     heads = [(eager_head(config, weights, embedding), config) for _, config in readings]
     rows: list[list[tuple[Tensor, Tensor]]] = [[] for _ in readings]
+    scaled = partial(family.logits, target) if part.config.borrows_lm_head else None
     taps = {-1, *taps_of_readings(part.config, target)}
     for batch, hidden in _batches(texts, taps, 1 if isinstance(heads[0][0], BlockHead) else TEXTS):
         for results, (head, config) in zip(rows, heads, strict=True):
-            results.append(_drafted(head, part, config, batch, hidden))
+            results.append(_drafted(head, part, config, scaled, batch, hidden))
     right = [torch.cat([right for right, _ in results]).double() for results in rows]
     likely = [torch.cat([likely for _, likely in results]).double() for results in rows]
     if not len(right[0]):
@@ -126,20 +130,29 @@ def _batches(texts: Iterable[Written], taps: Collection[int], most: int) -> Iter
 
 
 def _drafted(
-    head: AnyHead, part: HeadPart, config: HeadConfig, texts: Sequence[Written], hidden: Hidden
+    head: AnyHead,
+    part: HeadPart,
+    config: HeadConfig,
+    scaled: Callable[[Tensor], Tensor] | None,
+    texts: Sequence[Written],
+    hidden: Hidden,
 ) -> tuple[Tensor, Tensor]:
-    """texts: of one length, one alone for a block head. hidden: the target's hidden states [B, T, H], the embedding
-    first and the last one after the last norm. Returns per generated token but the first, which no head drafts,
-    whether the head drafts it, and its log-probability by the head (-inf outside the draft vocabulary)."""
+    """scaled: what the target makes of the output of its LM head, if the head borrows that. texts: of one length, one
+    alone for a block head. hidden: the target's hidden states [B, T, H], the embedding first and the last one after the
+    last norm. Returns per generated token but the first, which no head drafts, whether the head drafts it, and its
+    log-probability by the head (-inf outside the draft vocabulary)."""
     tokens = torch.tensor([[*text.start, *text.tokens] for text in texts])
     first, length = len(texts[0].start) - 1, tokens.shape[1]
     if isinstance(head, BlockHead):
-        logits = read_block_rows(head, config, tokens[0], hidden, torch.arange(first + 1, length - 1))[:, 0]
+        roots = torch.arange(first + 1, length - 1)
+        logits = read_block_rows(head, config, tokens[0], hidden, roots, scaled)[:, 0]
     elif isinstance(head, HeadsAhead):
         logits = head.forced(0, hidden[-1], tokens)[:, first:-1]
     else:  # row i reads feature i and token i + 1, and drafts token i + 2
         features = features_of(head, config.taps, hidden)[:, : length - 2]
         logits = head.logits(read_rows(head, config, tokens[:, 1:-1], features)[:, first:])
+    if scaled is not None and not isinstance(head, BlockHead):
+        logits = scaled(logits)
     scores, wanted = logits.flatten(0, -2).log_softmax(-1), tokens[:, first + 2 :].flatten()
     best, places = scores.argmax(-1), wanted
     if part.d2t is not None:

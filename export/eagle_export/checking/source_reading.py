@@ -114,7 +114,7 @@ class SourceReading:
             drafted = [each for each in written[len(self.prompts) :] if each.tokens[1:]]
             if self.head is not None and drafted:
                 weights = eager_weights(self.head, model)
-                self.checked = compare_readings(self.head, model.config, weights, drafted)
+                self.checked = compare_readings(self.head, family_of(self.source), model.config, weights, drafted)
             self.expected = expected
         except ExportError as error:
             self.problem = error

@@ -5,7 +5,7 @@ Shapes: T tokens of a text, H/Hd width of target/head.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,17 +101,26 @@ def read_rows(head: Eagle1Head | Eagle3Head, config: HeadConfig, tokens: Tensor,
     return hidden
 
 
-def read_block_rows(head: BlockHead, config: HeadConfig, tokens: Tensor, hidden: Hidden, roots: Tensor) -> Tensor:
+def read_block_rows(
+    head: BlockHead,
+    config: HeadConfig,
+    tokens: Tensor,
+    hidden: Hidden,
+    roots: Tensor,
+    scaled: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
     """Returns the logits [A, D, Vd] of the D drafted positions of blocks after the tokens at `roots` [A], with the
     transitions of the tokens that do follow.
 
     tokens [T]; hidden: the target's hidden states [1, R, H] of the first R rows, all before the last root. Positions
-    after the text's end are drafted given its last token."""
+    after the text's end are drafted given its last token. scaled: what the target makes of the output of its LM head,
+    if the head borrows that."""
     assert config.block is not None
     taps = [hidden[tap] for tap in config.taps]
     rows = read_blocks(head, config, tokens[None], taps, hidden[-1], roots[None])[0]
     first = 0 if config.block.anchor else 1
     logits: Tensor = head.logits(rows[:, first:])
+    logits = logits if scaled is None else scaled(logits)
     if head.markov_head is not None:
         before = roots[:, None] + torch.arange(logits.shape[1])
         logits = logits + head.markov_head(tokens[before.clamp(max=len(tokens) - 1)])
