@@ -125,6 +125,11 @@ def is_gguf(path: Path) -> bool:
         return False
 
 
+def is_gain(name: str) -> bool:
+    """Whether a tensor is a gain to which some families add a number: a norm's, but not that of a delta net."""
+    return name.endswith("norm.weight") and ".linear_attn." not in name
+
+
 def is_table(name: str) -> bool:
     """Whether a tensor is a table of rotations, which old checkpoints hold. They are computed from the config."""
     return name.endswith("rotary_emb.inv_freq")

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from eagle_export.base.errors import ExportError
-from eagle_export.reading.checkpoint import Checkpoint
+from eagle_export.reading.checkpoint import Checkpoint, is_gain
 from eagle_runtime.bundle.manifest import SamplingDefaults
 
 if TYPE_CHECKING:
@@ -151,9 +151,8 @@ class Family:
         return tuple(number for number, kind in enumerate(config.layer_types) if kind != LINEAR)
 
     def gain_offset(self, name: str) -> float:
-        """Returns what the model adds to a stored tensor: to a norm's gain, but not to that of a delta net."""
-        is_gain = name.endswith("norm.weight") and not (self.delta and f".{self.delta}." in name)
-        return self.norm_offset if is_gain else 0.0
+        """Returns what the model adds to a stored tensor."""
+        return self.norm_offset if is_gain(name) else 0.0
 
     @property
     def scorers(self) -> tuple[str, ...]:

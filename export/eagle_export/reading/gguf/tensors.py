@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from eagle_export.base.errors import ExportError
+from eagle_export.reading.checkpoint import is_gain
 from eagle_export.reading.gguf.architectures import Architecture
 from eagle_export.reading.gguf.file import ADVICE, OTHER_TYPE, UNBLOCKED_TYPES, GgufFile, GgufTensor, Order
 
@@ -122,8 +123,7 @@ def _some_rows(entry: GgufTensor, start: int, shape: tuple[int, ...]) -> GgufTen
 
 
 def _tensor(entry: GgufTensor, name: str, architecture: Architecture) -> GgufTensor:
-    gain = name.endswith("norm.weight") and not name.endswith(".linear_attn.norm.weight")
-    return replace(entry, name=name, added=architecture.norm_added if gain else 0.0)
+    return replace(entry, name=name, added=architecture.norm_added if is_gain(name) else 0.0)
 
 
 def _unknown(file: GgufFile, entry: GgufTensor) -> ExportError:
