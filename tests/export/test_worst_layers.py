@@ -12,7 +12,7 @@ from torch import Tensor
 from eagle_calib.calibration import read_calibration
 from eagle_calib.cli import main as calib_main
 from eagle_export.bundle import export
-from eagle_export.checking.worst_layers import Layer, LayerError, layer_errors, layers_of, worst_layers
+from eagle_export.checking.worst_layers import Layer, LayerError, layer_errors, layers_of, progress, worst_layers
 from eagle_export.graphs.pair import build_graphs, open_pair
 from eagle_export.graphs.weights import save
 from eagle_export.recipes.graph import linears
@@ -69,6 +69,12 @@ def test_a_layer_that_is_wrong_is_named_first(
     assert first.exact < first.kl / 4
     if precision == "fp32":
         assert first.exact < 1e-9 and others == [], "nothing else is wrong"
+
+
+def test_a_long_search_says_how_long_it_still_takes() -> None:
+    said = [progress(done, 211, 2.0 * done) for done in (0, 1, 180, 210)]
+    counts = "0 of 211", "1 of 211, 7 min left", "180 of 211, 2 min left", "210 of 211, 1 min left"
+    assert said == [f"looking for the worst layers ({count})" for count in counts]
 
 
 def test_layers_that_are_wrong_together_are_both_named(plain: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ the traced graphs, so that an error of the export shows.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from eagle_export.base.memory import check_memory
 from eagle_export.checking.head_check import HeadCheck, compare_readings, taps_of_readings
 from eagle_export.checking.limits import LIMITS, Advice, FidelityError, RequiredFidelity, refusal
 from eagle_export.checking.source_reading import SourceReading
-from eagle_export.checking.worst_layers import ROWS, Layer, LayerError, layer_errors, worst_layers
+from eagle_export.checking.worst_layers import ROWS, Layer, LayerError, layer_errors, progress, worst_layers
 from eagle_export.graphs.eager import weights_for_tokens
 from eagle_export.graphs.pair import HeadPart, Pair
 from eagle_export.reading.checkpoint import Checkpoint
@@ -91,8 +92,12 @@ def _worst_layers(
     count = min(ROWS, len(continuation.tokens))
     tokens, graph = [*continuation.start, *continuation.tokens[: count - 1]], manifest.target.graph
 
+    began = 0.0
+
     def count_layers(done: int, steps: int) -> None:
-        report(f"looking for the worst layers ({done} of {steps})")
+        nonlocal began
+        began = began if done else time.perf_counter()
+        report(progress(done, steps, time.perf_counter() - began))
 
     try:
         logits = continuation.logits[:count]

@@ -16,6 +16,7 @@ Shapes: T tokens, R rows of logits, V vocabulary; a layer's weight is [K, N].
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,13 @@ def worst_layers(errors: Sequence[LayerError]) -> list[LayerError]:
     least = max(LARGE_ERROR * median, helpful[0].error / 2 if helpful else 0.0)
     others = sorted((each for each in errors if each not in helpful), key=lambda each: -each.error)
     return [*helpful, *(each for each in others if each.error > least)][:WORST]
+
+
+def progress(done: int, steps: int, seconds: float) -> str:
+    """What is being done, with the time that is left, which no export announces: most reach their limits. seconds: that
+    the layers took which are done."""
+    left = f", {math.ceil(seconds / done * (steps - done) / 60)} min left" if done else ""
+    return f"looking for the worst layers ({done} of {steps}{left})"
 
 
 def layer_errors(
