@@ -74,8 +74,17 @@ NETS = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 8,
 }
+SPACES = {
+    "layer_types": NETS["layer_types"],
+    "shared_intermediate_size": 40,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 3,
+    "mamba_chunk_size": 8,
+    **MULTIPLIERS,
+}
 # Ends of names of what is all ones or zeros, or alike, where transformers makes a model.
-RANDOM = ("norm.weight", "norm_1.weight", "norm_2.weight", "bias", "gate.weight", "sinks", "scale")
+RANDOM = ("norm.weight", "norm_1.weight", "norm_2.weight", "bias", "gate.weight", "sinks", "scale", "mamba.D")
 # A family is one row here and one declaration in export/eagle_export/reading/families.
 ROWS = {
     "Llama": Row("llama"),
@@ -171,6 +180,10 @@ ROWS = {
         "qwen3_5_moe_text",
         {**NETS, **EXPERTS, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
     ),
+    "Granite 4": Row("granitemoehybrid", {**SPACES, "num_local_experts": 0, "tie_word_embeddings": True}),
+    "Granite 4, with experts and rotation": Row(
+        "granitemoehybrid", {**SPACES, "num_local_experts": 3, "mamba_n_groups": 2, "position_embedding_type": "rope"}
+    ),
     "SmolLM3": Row("smollm3", {"no_rope_layer_interval": 2}),
     "Granite": Row("granite", MULTIPLIERS),
     "OLMo-2": Row("olmo2"),
@@ -252,6 +265,8 @@ def source_of(row: Row) -> Any:
     for name, parameter in [*model.named_parameters(), *corrections]:
         if name.endswith(RANDOM):
             torch.nn.init.normal_(parameter, parameter.mean().item(), 0.3)
+        if name.endswith("mamba.A_log"):  # states of transformers' own hold a token or two
+            torch.nn.init.normal_(parameter, -2.0, 1.0)
         if name.endswith("router.proj.weight"):  # by the root of the width of which Gemma-4 divides what it reads
             torch.nn.init.normal_(parameter, 0.0, 0.3 * HIDDEN**0.5)
         if name.endswith("q_norm.weight"):

@@ -47,6 +47,7 @@ from tiny_families import CONTEXT, HIDDEN, LAYERS, ROWS, VOCAB, WIDE_PHI, Row, s
 # Whose heads read the last hidden states, so that one trace of the target serves all precisions; others read taps.
 UNTAPPED = (
     "Qwen3.5",
+    "Granite 4",
     "Gemma-2",
     "Gemma-4, with layers that use others' keys",
     "Gemma-4, with values that are keys",
@@ -230,6 +231,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "no layer is of type 'full_attention'",
     ),
     "values that share no keys": ("Qwen3.5", {"linear_num_value_heads": 3}, {}, "3 heads of values cannot share 2"),
+    "no attention in layers": ("Granite 4", {"layer_types": None}, {}, "layer_types is no list, so that no layer has"),
+    "limited steps": ("Granite 4", {"time_step_limit": [0.0, 1.0]}, {}, r"time_step_limit is \[0\.0, 1\.0\], but only"),
+    "a state space with biases": ("Granite 4", {"mamba_proj_bias": True}, {}, "mamba_proj_bias is True, but only"),
+    "a state space of other sizes": ("Granite 4", {"mamba_d_state": 8}, {}, r"conv1d.bias' has shape \[96\], but"),
     "experts without a correction": ("LFM2, with experts", {"use_expert_bias": False}, {}, "use_expert_bias is false"),
     "experts of an unknown number": ("Gemma-4, with experts", {"num_experts": None}, {}, "num_experts is None"),
     "an odd number of heads": (

@@ -33,6 +33,8 @@ TRACED = {  # numbers of the layers that are traced, of MANY: 0, and the first o
     "LFM2": (0, 1, 2),
     "Qwen3.5": (0, 1, 2),
     "Qwen3.5, with experts": (0, 1, 2),
+    "Granite 4": (0, 1, 2),
+    "Granite 4, with experts and rotation": (0, 1, 2),
     "LFM2, with experts": (0, 1, 2, 3),
     "LFM2, with biases and wide convolutions": (0, 1, 3),
 }

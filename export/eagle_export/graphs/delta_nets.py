@@ -1,7 +1,8 @@
-"""Gated delta nets (Qwen3.5's layers without attention) as one node each in a trace, and gated attention.
+"""Gated delta nets (Qwen3.5's layers without attention) and state spaces (Granite 4's) as one node each in a trace, and
+gated attention.
 
-The node is of this project's own; recipes/delta_nets.py and recipes/native.py put operators in its place, and give the
-graph the inputs and outputs of the nets' states.
+The nodes are of this project's own; recipes/delta_nets.py and recipes/native.py put operators in their place, and give
+the graph the inputs and outputs of the states.
 
 Shapes: T rows, X width of the model; G key heads of width D and H value heads of width E, C = 2 G D + H E.
 """
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from eagle_export.recipes.graph import DELTA_NET
+from eagle_export.recipes.graph import DELTA_NET, STATE_SPACE
 
 
 class DeltaNet(nn.Module):
@@ -49,6 +50,48 @@ class DeltaNet(nn.Module):
         normed = nn.functional.rms_norm(read.reshape(1, -1, heads, width), (width,), norm.weight, norm.variance_epsilon)
         gate: Tensor = self.in_proj_z(hidden_states)  # type: ignore[operator]
         mixed: Tensor = self.out_proj(normed.reshape(1, -1, heads * width) * nn.functional.silu(gate))  # type: ignore[operator]
+        return mixed
+
+
+class StateSpace(nn.Module):
+    """The part of one layer with a state space of Mamba-2, with the names of transformers' weights. The rows of in_proj
+    and conv1d are in the order of a delta net's: C, B and x are what queries, keys and values are there.
+
+    Of a row in_proj makes a gate, these [C], which go through a short convolution over the last rows, and dt, how much
+    of the state stays, and goes into it. What C reads of the state, and x, is gated and normalised in each group."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        """whole: transformers' part."""
+        super().__init__()
+        for name, part in whole.named_children():
+            setattr(self, name, part)
+        self.A_log, self.dt_bias, self.D = whole.A_log, whole.dt_bias, whole.D
+        sizes = ("n_groups", "num_heads", "ssm_state_size", "head_dim")
+        self.sizes: tuple[int, ...] = tuple(int(getattr(whole, name)) for name in sizes)
+
+    def forward(self, hidden_states: Tensor, **_: Any) -> Tensor:
+        """hidden_states [1, T, X]. Returns [1, T, X]."""
+        parts: Any = self
+        groups, heads, key_width, width = self.sizes
+        columns = heads * width
+        sizes = [columns, 2 * groups * key_width + columns, heads]
+        gate, qkv, dt = parts.in_proj(hidden_states).split(sizes, dim=-1)
+        read = torch.onnx.ops.symbolic(
+            "::".join(STATE_SPACE),
+            [qkv, dt, parts.conv1d.weight, parts.conv1d.bias, parts.A_log, parts.dt_bias, parts.D],
+            {"key_heads": groups, "heads": heads, "key_width": key_width, "width": width},
+            dtype=hidden_states.dtype,
+            shape=(1, hidden_states.shape[1], columns),
+        )
+        gated, gain, size = read * nn.functional.silu(gate), parts.norm.weight, columns // groups
+        if groups == 1:
+            normed = nn.functional.rms_norm(gated, (size,), gain, parts.norm.variance_epsilon)
+        else:
+            ones = torch.ones(size, dtype=gated.dtype)
+            of_groups = gated.reshape(1, -1, groups, size)
+            normed = nn.functional.rms_norm(of_groups, (size,), ones, parts.norm.variance_epsilon)
+            normed = normed.reshape(1, -1, columns) * gain
+        mixed: Tensor = parts.out_proj(normed)
         return mixed
 
 
@@ -93,3 +136,10 @@ def mark_delta_nets(layers: nn.ModuleList, name: str) -> None:
             setattr(layer, name, DeltaNet(getattr(layer, name)))
         else:
             layer.self_attn = GatedAttention(layer.self_attn)
+
+
+def mark_state_spaces(layers: nn.ModuleList, name: str) -> None:
+    """Puts a StateSpace in the place of each layer's part of that name; layers with attention have None there."""
+    for layer in layers:
+        if getattr(layer, name) is not None:
+            setattr(layer, name, StateSpace(getattr(layer, name)))

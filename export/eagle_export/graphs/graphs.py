@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
-from eagle_export.graphs.delta_nets import mark_delta_nets
+from eagle_export.graphs.delta_nets import mark_delta_nets, mark_state_spaces
 from eagle_export.graphs.short_convolutions import mark_convolutions
 from eagle_export.heads.assistant import AssistantReader
 from eagle_export.heads.block import BlockReader
@@ -57,6 +57,8 @@ class TargetGraph(nn.Module):
             mark_convolutions(model.model.layers, family.convolution)
         if family.delta:
             mark_delta_nets(model.model.layers, family.delta)
+        if family.space:
+            mark_state_spaces(model.model.layers, family.space)
         self.family = family
         self.linked = family.linked(config) or isinstance(reader, AssistantReader)  # which reads keys of some layers
         self.halved = type(model).__module__ if family.neighbours else None  # see native_operators.py
@@ -88,7 +90,7 @@ class TargetGraph(nn.Module):
         mask = full_mask(tree_mask, past)
         masks = {width: windowed(mask, position_ids, width) for width in dict.fromkeys(self.windows)}
         attention_mask: Any = masks[self.windows[0]]
-        if len(masks) > 1 or self.family.convolution or self.family.delta:
+        if len(masks) > 1 or self.family.convolution or self.family.with_state:
             # by the names that transformers gives to kinds of layers
             kinds = zip(self.config.layer_types, self.windows, strict=True)
             attention_mask = {kind: masks[width] for kind, width in kinds}

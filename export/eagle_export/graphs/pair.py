@@ -32,7 +32,7 @@ from eagle_export.reading.families.generation import Generation, generation_of
 from eagle_export.reading.families.registry import accepted_by_transformers, family_of, read_config, windows_of
 from eagle_export.reading.families.target import open_target
 from eagle_export.reading.reconcile import check_ends, unwrapped
-from eagle_export.reading.stored_tensors import FLOATS, HalvedTensor, grouped, queries_and_gates, same_values
+from eagle_export.reading.stored_tensors import FLOATS, HalvedTensor, same_values
 from eagle_export.reading.texts import read_texts, text_of
 from eagle_export.recipes.graph import WINDOW
 from eagle_export.recipes.routed_experts import RoutedExperts
@@ -209,7 +209,7 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
 
     The head's own tensors get the prefix "head."; what it borrows keeps the target's name, one in both graphs."""
     target = {}
-    for stored, tensor in pair.target.tensors.items():
+    for stored, tensor in {**pair.target.tensors, **pair.family.reordered(pair.target)}.items():
         if not is_table(stored):
             name, part = pair.family.parameter(stored), ROTATED.fullmatch(stored)
             if offset := pair.family.gain_offset(tensor.name):  # the family stores a part of the gain
@@ -217,8 +217,6 @@ def weight_sources(pair: Pair) -> dict[str, dict[str, Weight]]:
             if pair.family.neighbours and part is not None:
                 heads = int(pair.config.num_attention_heads) if part[1] == "q" else pair.num_kv_heads
                 tensor = HalvedTensor(tensor.name, tensor.file, tensor.shape, tensor.dtype, tensor, heads, pair.rotated)
-            elif pair.family.delta and part is not None and part[1] == "q":
-                tensor = grouped(tensor, *queries_and_gates(tensor, int(pair.config.num_attention_heads)))
             target[name] = Weight(name, tensor)
     if pair.tied:
         target[LM_HEAD] = target[EMBEDDING]

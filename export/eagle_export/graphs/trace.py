@@ -27,7 +27,7 @@ from eagle_export.graphs.repeated_experts import few_experts, repeat_experts
 from eagle_export.graphs.repeated_layers import hidden_names, repeat_layers, repeats_of, shortened, tap_names
 from eagle_export.heads.config import HeadConfig
 from eagle_export.reading.families.family import Rows
-from eagle_export.recipes.graph import CONVOLUTION
+from eagle_export.recipes.graph import CONVOLUTION, STATE_SPACE
 from eagle_runtime.bundle.graph import past_names, present_names
 
 Built = TypeVar("Built", bound=nn.Module)
@@ -208,7 +208,8 @@ def checked(model: ir.Model, expected: Expected, row: str = "T") -> ir.Model:
             f"the trace has {traced} Attention, RMSNormalization and RotaryEmbedding nodes instead of {wanted} and "
             f"foreign domains {foreign}; this transformers version is not supported (try the tested one)"
         )
-    if unused := [value.name for value in model.graph.inputs if not value.uses()]:
+    states = any((node.domain, node.op_type) == STATE_SPACE for node in graph)  # which know the order without positions
+    if unused := [n.name for n in graph.inputs if not n.uses() and not (states and n.name == "position_ids")]:
         raise ExportError(f"the trace does not use its input {unused[0]}; report this as a bug")
     symbolic = {"input_ids": {1: row}, "tree_mask": {2: row, 3: "L"}, past_names(1)[0]: {1: "P"}}
     for value in model.graph.inputs:

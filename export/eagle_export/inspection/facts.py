@@ -15,7 +15,7 @@ from eagle_export.heads.layouts import official
 from eagle_export.heads.prediction import prediction_layers, without_prediction_layers
 from eagle_export.heads.reading import head_problems, read_head_config
 from eagle_export.reading.checkpoint import EMBEDDING, LM_HEAD, Checkpoint
-from eagle_export.reading.families.family import Family, delta_sizes
+from eagle_export.reading.families.family import Family
 from eagle_export.reading.families.registry import check_config, family_of
 from eagle_runtime.core.target import SHORT_CHUNK
 
@@ -274,11 +274,11 @@ def _key_shapes(target: Checkpoint, family: Family | None, heads: int, head_dim:
 
 def _state_size(target: Checkpoint, family: Family | None) -> int:
     """Numbers that a cache holds of layers that have states and no keys: of each two states, and two chunks of rows."""
-    if family is None or not family.delta:
+    if family is None or not family.with_state:
         return 0
-    count = sum(name.endswith(f".{family.delta}.A_log") for name in target.tensors)
-    keys, width, heads, value_width = delta_sizes(target)
-    row = 2 * keys * width + heads * (value_width + 2)
+    count = sum(name.endswith(f".{family.with_state}.A_log") for name in target.tensors)
+    keys, width, heads, value_width = family.state_sizes(target)
+    row = 2 * keys * width + heads * (value_width + (2 if family.delta else 1))
     return 2 * count * (heads * width * value_width + SHORT_CHUNK * row)
 
 

@@ -119,7 +119,7 @@ def needs(target: TargetFacts, checkpoint: Checkpoint, head: HeadFacts | None, c
     rows += 0 if config is None else config.row_size // 2
     states = 4 * target.state_size  # in fp32
     bounded = checkpoint.config.get("attn_logit_softcapping") is not None
-    on_cpus = bounded or target.several_shapes or target.family.convolution or target.family.delta
+    on_cpus = bounded or target.several_shapes or target.family.convolution or target.state_size
     needed = []
     for backend in BACKENDS:
         if on_cpus and backend != "cpu":

@@ -133,20 +133,6 @@ class ExpertTensor(StoredTensor):
 
 
 @dataclass(frozen=True, slots=True)
-class RowsTensor(StoredTensor):
-    """Some rows of a stored tensor. start: the first."""
-
-    stored: StoredTensor
-    start: int
-
-    def read(self) -> torch.Tensor:
-        return self.rows(0, self.shape[0])
-
-    def rows(self, start: int, stop: int) -> torch.Tensor:
-        return self.stored.rows(self.start + start, self.start + min(stop, self.shape[0]))
-
-
-@dataclass(frozen=True, slots=True)
 class HalvedTensor(StoredTensor):
     """The rows of `heads` heads, of whose first `rotated` rows each those with even numbers come first, then the odd
     ones."""

@@ -1,11 +1,12 @@
-"""Gated delta nets (Qwen3.5) in standard operators.
+"""Gated delta nets (Qwen3.5) and state spaces (Granite 4) in standard operators.
 
 A net's state [H, D, E] maps the key of a token to its value. A row lets the state decay, replaces a part of what its
-key finds there by its own value, and reads the state with its query (arXiv 2412.06464). So a text's state cannot be
-taken back to fewer tokens, while a tree needs a state for each of its nodes: the cache holds the state before the rows
-of the last pass, and these rows. The next pass computes from those of them that were kept the state before its own
-rows, which it returns, and then each row's, from that of its parent. All is computed row by row, in the same operators
-and shapes, so a row's bits depend on the rows before it in the text alone.
+key finds there by its own value, and reads the state with its query (arXiv 2412.06464). A state space's row adds its
+value to what is there (arXiv 2405.21060). So a text's state cannot be taken back to fewer tokens, while a tree needs a
+state for each of its nodes: the cache holds the state before the rows of the last pass, and these rows. The next pass
+computes from those of them that were kept the state before its own rows, which it returns, and then each row's, from
+that of its parent. All is computed row by row, in the same operators and shapes, so a row's bits depend on the rows
+before it in the text alone.
 
 Shapes: T new rows; W past ones that the state lacks, after K - 1 that it has; N = W + T rows to compute; K tokens that
 a row's convolution sees, itself included; G key heads of width D, H value heads of width E; C = 2 G D + H E
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from eagle_export.recipes.graph import DELTA_NET, Pass, Steps, insert_split, take_place
+from eagle_export.recipes.graph import DELTA_NET, STATE_SPACE, Pass, Steps, insert_split, take_place
 from eagle_export.recipes.tree_rows import END, tree_rows
 from eagle_runtime.bundle.graph import AFTER, state_names
 
@@ -29,16 +30,16 @@ EPSILON = 1e-6  # under the root of the norms of queries and keys (transformers'
 
 @dataclass(frozen=True, slots=True)
 class DeltaPart:
-    """What a node reads. qkv [1, T, C]; b, a [1, T, H]; weight [C, 1, K]; decay, bias [H]: log of the decay, and what a
-    gets added. past: rows [1, W + K - 1, C + 2 H] and state [H, D, E], inputs of the graph; new: names of its outputs
-    [1, T, C + 2 H] and [H, D, E]. key_heads, heads, key_width, width, tokens: G, H, D, E and K."""
+    """What a node reads. qkv [1, T, C]; gates: b and a, or dt, each [1, T, H]; stored: weights [C, 1, K], the
+    convolution's bias [C] of a state space alone, log of the decay [H], and what a or dt gets added [H]; skip [H]: how
+    much of its value a state space adds to what a row reads, None for a delta net. past: rows [1, W + K - 1, C + gates]
+    and state [H, D, E], inputs of the graph; new: names of its outputs [1, T, C + gates] and [H, D, E]. key_heads,
+    heads, key_width, width, tokens: G, H, D, E and K."""
 
     qkv: ir.Value
-    b: ir.Value
-    a: ir.Value
-    weight: ir.Value
-    decay: ir.Value
-    bias: ir.Value
+    gates: tuple[ir.Value, ...]
+    stored: tuple[ir.Value, ...]
+    skip: ir.Value | None
     past: tuple[ir.Value, ir.Value]
     new: tuple[str, str]
     key_heads: int
@@ -52,42 +53,45 @@ class DeltaPart:
         """C"""
         return 2 * self.key_heads * self.key_width + self.heads * self.width
 
+    @property
+    def row(self) -> int:
+        """Numbers of a past row."""
+        return self.read + len(self.gates) * self.heads
+
 
 def delta_nodes(model: ir.Model) -> list[ir.Node]:
-    """Returns all nodes of gated delta nets, in the graph's order."""
-    return [node for node in model.graph if (node.domain, node.op_type) == DELTA_NET]
+    """Returns all nodes of gated delta nets and state spaces, in the graph's order."""
+    return [node for node in model.graph if (node.domain, node.op_type) in (DELTA_NET, STATE_SPACE)]
 
 
 def delta_parts(model: ir.Model, nodes: Sequence[ir.Node]) -> list[DeltaPart]:
     """Returns what all the nodes of a graph read, and gives it the inputs of their past."""
     parts = []
     for number, node in enumerate(nodes):
-        qkv, b, a, weight, decay, bias = node.inputs
         sizes = [node.attributes.get_int(name) for name in ("key_heads", "heads", "key_width", "width")]
-        assert qkv is not None and b is not None and a is not None
-        assert weight is not None and decay is not None and bias is not None and weight.shape is not None
-        tokens = weight.shape[2]
+        qkv, *others = (value for value in node.inputs if value is not None)
+        gates, stored = (others[:2], others[2:]) if node.op_type == DELTA_NET[1] else (others[:1], others[1:])
+        skip = None if node.op_type == DELTA_NET[1] else stored.pop()
+        assert stored[0].shape is not None
+        tokens = stored[0].shape[2]
         assert isinstance(tokens, int)
         key_heads, heads, key_width, width = sizes
-        row = 2 * key_heads * key_width + heads * width + 2 * heads
+        row = 2 * key_heads * key_width + heads * width + len(gates) * heads
         past, new = state_names(number)
         shapes: tuple[list[int | str], ...] = ([1, f"{AFTER}{tokens - 1}", row], [heads, key_width, width])
         inputs = [
             ir.val(name, ir.DataType.FLOAT, shape) for name, shape in zip(past, map(ir.Shape, shapes), strict=True)
         ]
         model.graph.inputs.extend(inputs)
-        ends = (inputs[0], inputs[1]), new
-        parts.append(DeltaPart(qkv, b, a, weight, decay, bias, *ends, key_heads, heads, key_width, width, tokens))
+        read = qkv, tuple(gates), tuple(stored), skip, (inputs[0], inputs[1]), new
+        parts.append(DeltaPart(*read, key_heads, heads, key_width, width, tokens))
     return parts
 
 
 def finish(model: ir.Model, node: ir.Node, part: DeltaPart, made: Sequence[ir.Value]) -> None:
     """Puts what operators made in the place of a node. made: what its rows read [1, T, H E], new rows, and a state."""
     take_place(node.outputs[0], made[0])
-    shapes: tuple[list[int | str], ...] = (
-        [1, "T", part.read + 2 * part.heads],
-        [part.heads, part.key_width, part.width],
-    )
+    shapes: tuple[list[int | str], ...] = ([1, "T", part.row], [part.heads, part.key_width, part.width])
     for value, name, shape in zip(made[1:], part.new, shapes, strict=True):
         value.name, value.shape, value.type = name, ir.Shape(shape), ir.TensorType(ir.DataType.FLOAT)
         model.graph.outputs.append(value)
@@ -98,7 +102,7 @@ def finish(model: ir.Model, node: ir.Node, part: DeltaPart, made: Sequence[ir.Va
 
 @dataclass(frozen=True, slots=True)
 class DeltaNets(Pass[ir.Node]):
-    """Computes gated delta nets by standard operators, in fp32."""
+    """Computes gated delta nets and state spaces by standard operators, in fp32."""
 
     name = "gated delta nets"
 
@@ -153,21 +157,24 @@ def _places(op: Steps, model: ir.Model, part: DeltaPart) -> _Places:
 def _computed(op: Steps, part: DeltaPart, places: _Places) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Returns the node's outputs."""
     ints, wide = op.ints, part.read
-    rows = op.single(op("Concat", part.qkv, part.b, part.a, axis=-1))
+    rows = op.single(op("Concat", part.qkv, *part.gates, axis=-1))
     every = op("Squeeze", op("Concat", part.past[0], rows, axis=1), ints(0))
     seen = op("Slice", every, ints(0), ints(wide), ints(1))
     gates = op("Slice", every, ints(part.tokens - 1), ints(END), ints(0))
-    sizes = ints(wide, part.heads, part.heads)
-    _, b, a = insert_split(op.before, gates, 3, 1, sizes)
-    weights = op.single(op("Squeeze", part.weight, ints(1)))
+    weight, *bias, decay, added = part.stored
+    sizes = ints(wide, *[part.heads] * len(part.gates))
+    _, *taking, a = insert_split(op.before, gates, 1 + len(part.gates), 1, sizes)
+    weights = op.single(op("Squeeze", weight, ints(1)))
 
-    def weight(back: int) -> ir.Value:
+    def factor(back: int) -> ir.Value:
         place = part.tokens - 1 - back
         return op("Squeeze", op("Slice", weights, ints(place), ints(place + 1), ints(1)), ints(1))
 
-    total = op("Mul", op("Slice", seen, ints(part.tokens - 1), ints(END), ints(0)), weight(0))
+    total = op("Mul", op("Slice", seen, ints(part.tokens - 1), ints(END), ints(0)), factor(0))
     for back, place in enumerate(places.before, 1):
-        total = op("Add", total, op("Mul", op("Gather", seen, place, axis=0), weight(back)))
+        total = op("Add", total, op("Mul", op("Gather", seen, place, axis=0), factor(back)))
+    for each in bias:
+        total = op("Add", total, op.single(each))
     mixed = op("Mul", total, op("Sigmoid", total))
     keys = part.key_heads * part.key_width
     parts = insert_split(op.before, mixed, 3, 1, ints(keys, keys, part.heads * part.width))
@@ -178,9 +185,11 @@ def _computed(op: Steps, part: DeltaPart, places: _Places) -> tuple[ir.Value, ir
         share = part.heads // part.key_heads
         owners = op("Constant", value=ir.tensor(np.arange(part.heads) // share))
         q, k = (op("Gather", each, owners, axis=1) for each in (q, k))
-    stays = op("Softplus", op("Add", a, op.single(part.bias)))
-    decays = op("Exp", op("Neg", op("Mul", op("Exp", op.single(part.decay)), stays)))
-    each_row = _Rows(part, q, k, v, op("Sigmoid", b), decays)
+    steps = op("Softplus", op("Add", a, op.single(added)))
+    decays = op("Exp", op("Neg", op("Mul", op("Exp", op.single(decay)), steps)))
+    takes = op("Sigmoid", taking[0]) if taking else steps
+    skipped = None if part.skip is None else op("Mul", v, op("Unsqueeze", op.single(part.skip), ints(1)))
+    each_row = _Rows(part, q, k, v, takes, decays, skipped)
     yes = op("Constant", value=ir.tensor(np.array(True)))
     (state,) = _loop(op, f"{part.new[1]}.past", places.pending, [yes, part.past[1]], _past_row(each_row))
     states = op("SequenceConstruct", state)
@@ -193,7 +202,8 @@ def _computed(op: Steps, part: DeltaPart, places: _Places) -> tuple[ir.Value, ir
 @dataclass(frozen=True, slots=True)
 class _Rows:
     """What is computed of rows before their states. q, k [N, H, D], which are not normalised; v [N, H, E]; takes,
-    decays [N, H]: which part of a value is replaced, and what the state is multiplied by."""
+    decays [N, H]: which part of a value is replaced or added, and what the state is multiplied by. skipped [N, H, E]:
+    what is added to what a row of a state space reads."""
 
     part: DeltaPart
     q: ir.Value
@@ -201,6 +211,7 @@ class _Rows:
     v: ir.Value
     takes: ir.Value
     decays: ir.Value
+    skipped: ir.Value | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +283,14 @@ def _new_row(rows: _Rows, places: _Places) -> Row:
         state = body("If", follows, then_branch=same, else_branch=other)
         place = body("Add", number, places.pending)
         after = _state_after(body, rows, place, state)
-        q = _normed(body, body("Gather", rows.q, place, axis=0))
-        q = body("Mul", q, op.number(part.key_width**-0.5))
-        read = body("Reshape", body("MatMul", body("Unsqueeze", q, op.ints(1)), after), op.ints(-1))
+        q = body("Gather", rows.q, place, axis=0)
+        if rows.skipped is None:
+            q = body("Mul", _normed(body, q), op.number(part.key_width**-0.5))
+        read = body("MatMul", body("Unsqueeze", q, op.ints(1)), after)
+        if rows.skipped is not None:
+            own = body("Gather", rows.skipped, place, axis=0)
+            read = body("Add", read, body("Unsqueeze", own, op.ints(1)))
+        read = body("Reshape", read, op.ints(-1))
         kept, dropped = body.inner("kept"), body.inner("dropped")
         whole = kept.graph([], [kept("Identity", after)])
         nothing = dropped.graph([], [dropped("Slice", after, op.ints(0), op.ints(0), op.ints(0))])
@@ -295,8 +311,9 @@ def _state_after(body: _Body, rows: _Rows, place: ir.Value, state: ir.Value) -> 
     """The state [H, D, E] after the row at a place, from that before it."""
     ints = body.op.ints
     k, v, takes, decay = (body("Gather", each, place, axis=0) for each in (rows.k, rows.v, rows.takes, rows.decays))
-    k = _normed(body, k)
-    left = body("Mul", state, body("Unsqueeze", decay, ints(1, 2)))
-    found = body("MatMul", body("Unsqueeze", k, ints(1)), left)
-    new = body("Mul", body("Sub", body("Unsqueeze", v, ints(1)), found), body("Unsqueeze", takes, ints(1, 2)))
+    left, new = body("Mul", state, body("Unsqueeze", decay, ints(1, 2))), body("Unsqueeze", v, ints(1))
+    if rows.skipped is None:
+        k = _normed(body, k)
+        new = body("Sub", new, body("MatMul", body("Unsqueeze", k, ints(1)), left))
+    new = body("Mul", new, body("Unsqueeze", takes, ints(1, 2)))
     return body("Add", left, body("Mul", body("Unsqueeze", k, ints(2)), new))

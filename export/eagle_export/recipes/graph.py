@@ -22,7 +22,7 @@ MICROSOFT = "com.microsoft"  # domain of ONNX Runtime's own operators
 KEPT_WIDE = "kept wide"  # key in a node's meta: recipes leave the layer as traced
 WINDOW = "eagle.window"  # key in the metadata of an Attention node: how many positions back a row sees
 CONVOLUTION = ("eagle", "ShortConvolution")  # domain and name of traces' own node (graphs/short_convolutions.py)
-DELTA_NET = ("eagle", "GatedDeltaNet")  # the same of graphs/delta_nets.py
+DELTA_NET, STATE_SPACE = ("eagle", "GatedDeltaNet"), ("eagle", "StateSpace")  # the same of graphs/delta_nets.py
 KEPT = ".kept"  # suffix to the name of an LM head that was trimmed to some of its columns
 
 

@@ -28,6 +28,7 @@ from eagle_export.recipes.attention import (
 from eagle_export.recipes.convolutions import Convolutions, convolution_nodes, convolution_of
 from eagle_export.recipes.delta_nets import DeltaNets, delta_nodes, delta_parts, finish
 from eagle_export.recipes.graph import (
+    STATE_SPACE,
     Pass,
     insert,
     insert_all,
@@ -61,7 +62,8 @@ def both_forms(passes: Passes, model: ir.Model) -> tuple[dict[str, str], ir.Mode
     done = Multipliers().apply(model)
     done |= apply(tuple(step for step in passes if step not in exact), model)
     attention = NativeAttention(in_bytes=isinstance(exact[0], Int8Cache))
-    native = model.clone() if attention.fits(model) else None
+    spaces = any((node.domain, node.op_type) == STATE_SPACE for node in model.graph)
+    native = model.clone() if attention.fits(model) and not spaces else None
     done |= apply(exact, model) | Convolutions(in_heads=True).apply(model) | DeltaNets().apply(model)
     if native is not None:
         products = NativeExperts(), NativeProducts(), JoinedSteps()
@@ -181,7 +183,7 @@ class NativeDeltaNets(Pass[ir.Node]):
         ids, mask = graph_input(model, "position_ids"), graph_input(model, "tree_mask")
         for node, part in zip(matches, delta_parts(model, matches), strict=True):
             changed[str(node.outputs[0].name)] = "one operator"
-            inputs = [part.qkv, part.b, part.a, *part.past, ids, mask, part.weight, part.decay, part.bias]
+            inputs = [part.qkv, *part.gates, *part.past, ids, mask, *part.stored]
             finish(model, node, part, insert_all(node, DELTA, inputs, 3, DOMAIN, **attributes_of(node)))
         return changed
 

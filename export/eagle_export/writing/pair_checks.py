@@ -5,6 +5,7 @@ from __future__ import annotations
 from eagle_export.base.errors import ExportError
 from eagle_export.graphs.pair import HeadPart, Pair, left_out_note
 from eagle_export.reading.checkpoint import Checkpoint
+from eagle_export.reading.families.family import linear_layers
 from eagle_export.reading.reconcile import rowless_note
 from eagle_export.recipes.as_stored import FOUR_BITS
 from eagle_export.recipes.int8_cache import MOST
@@ -36,7 +37,7 @@ def check_settings(pair: Pair, backend: str, cache_precision: str | None, draft_
     what = next((reason for reason, holds in reasons.items() if holds), None)
     if cache_precision is not None and what is not None:
         raise ExportError(f"{target} has {what}, which an int8 cache cannot have; export it without one")
-    reasons[STATES] = pair.family.delta != ""  # which an int8 cache leaves as they are
+    reasons[STATES] = linear_layers(pair.config) > 0  # which an int8 cache leaves as they are
     on_cpus = next((reason for reason in (CONVOLUTIONS, STATES, SEVERAL_SHAPES) if reasons[reason]), None)
     if on_cpus is not None and backend != "cpu":
         raise ExportError(f"{target} has {on_cpus}, which backend {backend} cannot run; export it for backend cpu")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint, is_gain
+from eagle_export.reading.stored_tensors import StoredTensor
 from eagle_runtime.bundle.manifest import SamplingDefaults
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ Config = Any  # a config of transformers, of the family's own class
 Windows = tuple[int | None, ...]
 Rows = tuple[tuple[int, int], ...]  # key/value heads, and the width of one, of each layer that has keys and values
 MODULE = "mlp"  # of a decoder layer
-LINEAR = "linear_attention"  # type of layers whose attention is linear
+LINEAR, ATTENTION = "linear_attention", "full_attention"  # types of layers
 
 
 def by_layer_type(config: Config) -> Windows:
@@ -51,12 +52,36 @@ def linear_layers(config: Config) -> int:
     return sum(kind == LINEAR for kind in getattr(config, "layer_types", None) or ())
 
 
+def attention_layers(config: Config) -> int:
+    """How many layers have attention, where others have a state."""
+    return int(config.num_hidden_layers) - linear_layers(config)
+
+
+def rows_of_attention(config: Config) -> Rows:
+    """The layers with attention have keys and values of one shape."""
+    return equal_rows(config)[: attention_layers(config)]
+
+
 def delta_sizes(checkpoint: Checkpoint) -> tuple[int, int, int, int]:
     """Returns number and width of a delta net's heads of keys, and of those of values; as transformers has them where
     config.json does not say. Raises ExportError for what is no number."""
     defaults = {"num_key_heads": 16, "key_head_dim": 128, "num_value_heads": 32, "value_head_dim": 128}
     keys, width, values, value_width = (checkpoint.integer(f"linear_{key}", size) for key, size in defaults.items())
     return keys, width, values, value_width
+
+
+def check_states(checkpoint: Checkpoint, sizes: tuple[int, int, int, int]) -> None:
+    """Raises ExportError for layers without a state or attention, for none with attention, and for heads of values that
+    do not share those of keys. sizes: of a state, as `Family.state_sizes` has them."""
+    where = checkpoint.folder / "config.json"
+    only_types(checkpoint, LINEAR, ATTENTION)
+    kinds = checkpoint.config.get("layer_types")
+    if isinstance(kinds, list) and ATTENTION not in kinds:
+        raise ExportError(f"{where}: no layer is of type {ATTENTION!r}, and a target needs one")
+    if sizes[2] % sizes[0]:
+        raise ExportError(
+            f"{where}: {sizes[2]} heads of values cannot share {sizes[0]} heads of keys; download it again"
+        )
 
 
 def only_types(checkpoint: Checkpoint, first: str, second: str) -> None:
@@ -95,6 +120,9 @@ class Family:
     place (graphs/short_convolutions.py); "": all have attention.
     delta: name of the part that layers of type LINEAR have in the place of attention, a gated delta net, which has a
     state and no keys (graphs/delta_nets.py); "": none has. Attention is gated then.
+    space: name of the part that they have instead, a state space of Mamba-2; "": none has.
+    state_sizes: the checkpoint -> number and width of heads of keys, and of values, in a layer with a state.
+    reordered: the checkpoint -> those of its tensors whose rows the graph has in another order, in that order.
     rotary_layers: config -> number of layers that rotate queries; those of them that have keys rotate these too.
     mlp_norm, last_norm: names of a norm of each layer, as that before its MLP, and of the one after the last layer.
     linked: config -> whether layers read more than the hidden state before them, so that no layer is like another.
@@ -123,6 +151,9 @@ class Family:
     attention_layers: Callable[[Config], int] = lambda config: int(config.num_hidden_layers)
     convolution: str = ""
     delta: str = ""
+    space: str = ""
+    state_sizes: Callable[[Checkpoint], tuple[int, int, int, int]] = delta_sizes
+    reordered: Callable[[Checkpoint], Mapping[str, StoredTensor]] = lambda checkpoint: {}
     rotary_layers: Callable[[Config], int] = lambda config: int(config.num_hidden_layers)
     mlp_norm: str = "post_attention_layernorm"
     last_norm: str = "norm"
@@ -135,6 +166,11 @@ class Family:
     since: str = "5.0.0"
     sampling: SamplingDefaults | None = None
 
+    @property
+    def with_state(self) -> str:
+        """Name of the part of layers that have a state and no keys; "": none has."""
+        return self.delta or self.space
+
     def norm_count(self, config: Config) -> int:
         """Returns how many RMS norms the whole model has."""
         return self.layer_norms * int(config.num_hidden_layers) + 1 if self.norms is None else self.norms(config)
@@ -146,7 +182,7 @@ class Family:
 
     def keyed(self, config: Config) -> tuple[int, ...]:
         """Returns the numbers of the layers that have keys and values."""
-        if not self.delta:
+        if not self.with_state:
             return tuple(range(len(self.rows(config))))
         return tuple(number for number, kind in enumerate(config.layer_types) if kind != LINEAR)
 

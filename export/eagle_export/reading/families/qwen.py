@@ -9,22 +9,21 @@ larger models, such as Qwen3.5-35B-A3B, have a mixture of experts in each layer,
 
 from dataclasses import replace
 
-from eagle_export.base.errors import ExportError
 from eagle_export.reading.checkpoint import Checkpoint
 from eagle_export.reading.families.family import (
-    LINEAR,
     Config,
     Experts,
     Family,
-    Rows,
+    attention_layers,
     by_layer_type,
+    check_states,
     delta_sizes,
-    linear_layers,
     no_moving_rope,
     one_window,
-    only_types,
+    rows_of_attention,
 )
 from eagle_export.reading.families.stacked_experts import unstacked
+from eagle_export.reading.stored_tensors import StoredTensor, grouped, queries_and_gates
 from eagle_runtime.bundle.manifest import SamplingDefaults
 
 QWEN2 = Family(
@@ -64,18 +63,7 @@ QWEN3_MOE = Family(
     experts=EXPERTS,
     sampling=QWEN3_SAMPLING,
 )
-ATTENTION = "full_attention"
 PARTIAL_ROTATION = 0.25  # of a head of Qwen3.5 where its config does not say, as transformers has it
-
-
-def attention_layers(config: Config) -> int:
-    """How many layers have attention."""
-    return int(config.num_hidden_layers) - linear_layers(config)
-
-
-def rows_of_attention(config: Config) -> Rows:
-    """Of the layers with attention."""
-    return ((int(config.num_key_value_heads), int(config.head_dim)),) * attention_layers(config)
 
 
 def norms(config: Config) -> int:
@@ -84,16 +72,19 @@ def norms(config: Config) -> int:
 
 
 def refuse(checkpoint: Checkpoint) -> None:
-    """Raises ExportError for layers of other kinds, and for heads of values that do not share those of keys."""
-    where = checkpoint.folder / "config.json"
-    only_types(checkpoint, LINEAR, ATTENTION)
-    kinds = checkpoint.config.get("layer_types")
-    if isinstance(kinds, list) and ATTENTION not in kinds:
-        raise ExportError(f"{where}: no layer is of type {ATTENTION!r}, and a target needs one")
-    keys, _, values, _ = delta_sizes(checkpoint)
-    if values % keys:
-        raise ExportError(f"{where}: {values} heads of values cannot share {keys} heads of keys; download it again")
+    """Raises ExportError for what no layers with a state have, and what other families refuse."""
+    check_states(checkpoint, delta_sizes(checkpoint))
     no_moving_rope(checkpoint)
+
+
+def queries_first(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
+    """Returns the weights of all queries and their gates, where checkpoints have both of each head together."""
+    heads = checkpoint.integer("num_attention_heads")
+    return {
+        name: grouped(tensor, *queries_and_gates(tensor, heads))
+        for name, tensor in checkpoint.tensors.items()
+        if name.endswith((".self_attn.q_proj.weight", ".self_attn.q_proj.bias"))
+    }
 
 
 QWEN35 = Family(
@@ -105,6 +96,7 @@ QWEN35 = Family(
     rows=rows_of_attention,
     attention_layers=attention_layers,
     delta="linear_attn",
+    reordered=queries_first,
     rotary_layers=attention_layers,
     refuse=refuse,
     since="5.24.0",

@@ -29,7 +29,7 @@ from eagle_export.reading.families import (
     seed,
     smollm3,
 )
-from eagle_export.reading.families.family import Config, Family, Windows
+from eagle_export.reading.families.family import Config, Family, Windows, linear_layers
 from eagle_export.reading.families.nested import WHOLES
 
 MODULES = (
@@ -69,7 +69,7 @@ def read_config(family: Family, target: Checkpoint) -> Config:
     cls = family.model_class()
     with quiet("transformers"), accepted_by_transformers(target):
         config = cls.config_class.from_dict(dict(target.config))
-    if family.rotary_layers(config) == 0:
+    if family.rotary_layers(config) == 0 and not linear_layers(config):
         raise ExportError(f"{target.folder / 'config.json'}: no layer rotates its keys, so that order would not count")
     return config
 
