@@ -38,10 +38,12 @@ ARCHITECTURES = {
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
     "qwen3_next": "qwen3next",
+    "granitemoehybrid": "granitehybrid",
 }
 LFM2 = ("lfm2", "lfm2moe")
 QWEN35 = ("qwen35", "qwen35moe", "qwen3next")
-TURNED = ("llama", "smollm3", "granite", "granitemoe", "arcee", "mistral3")
+GRANITES = ("granite", "granitemoe", "granitehybrid")
+TURNED = ("llama", "smollm3", *GRANITES, "arcee", "mistral3")
 KINDS = {
     "f32": "F32",
     "f16": "F16",
@@ -74,6 +76,7 @@ def write_gguf(folder: Path, path: Path, kind: str = "f32", *, pre: str = "gpt-2
             kind != "f32"
             and values.ndim > 1
             and not each.endswith(("gate_inp.weight", ".bias", "shortconv.conv.weight", "ssm_conv1d.weight"))
+            and not each.endswith(("ssm_a", "ssm_d", "norm.weight"))
         )
         form = gguf.GGMLQuantizationType[KINDS[kind] if quantised else "F32"]
         stored = quantize(np.ascontiguousarray(values, dtype=np.float32), form)
@@ -121,7 +124,7 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
     if name in TURNED:
         writer.add_vocab_size(config.vocab_size)
         writer.add_rope_dimension_count(width)
-    if getattr(layer, "head_dim", None) and name not in ("granite", "granitemoe", "phi3"):
+    if getattr(layer, "head_dim", None) and name not in (*GRANITES, "phi3"):
         writer.add_key_length(width)
         writer.add_value_length(width)
     if name in ("gemma2", "gemma3", "olmo2", "exaone4", "gpt-oss") and getattr(config, "sliding_window", None):
@@ -137,7 +140,7 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
         _gemma4_metadata(writer, config)
     if name in ("gemma3", "gemma4"):
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
-    if name in ("granite", "granitemoe"):
+    if name in GRANITES:
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -183,12 +186,28 @@ def _metadata(writer: Any, config: Any, name: str) -> None:
         recurrent = [kind == "linear_attention" for kind in config.layer_types] + [False] * further
         writer.add_array(f"{name}.attention.recurrent_layers", recurrent)
         writer.add_rope_dimension_sections([11, 11, 10, 0])
+    if name == "granitehybrid":
+        _granite4_metadata(writer, config)
     if name == "gpt-oss":
         writer.add_expert_feed_forward_length(config.intermediate_size)
     if name in ("qwen3moe", "qwen35moe", "qwen3next") or getattr(config, "enable_moe_block", False):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if name in ("qwen35moe", "qwen3next"):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+
+
+def _granite4_metadata(writer: Any, config: Any) -> None:
+    """What the metadata of all had is overwritten."""
+    if config.num_local_experts:
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+    writer.add_ssm_conv_kernel(config.mamba_d_conv)
+    writer.add_ssm_state_size(config.mamba_d_state)
+    writer.add_ssm_group_count(config.mamba_n_groups)
+    writer.add_ssm_inner_size(config.mamba_expand * config.hidden_size)
+    writer.add_ssm_time_step_rank(config.mamba_n_heads)
+    writer.add_head_count_kv([config.num_key_value_heads * (kind == "full_attention") for kind in config.layer_types])
+    writer.add_rope_scaling_finetuned(False)
+    writer.add_context_length(2**20)
 
 
 def _further(config: Any) -> int:
@@ -268,7 +287,15 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
             values = permuted(values, config.num_attention_heads)
         if name in TURNED and "k_proj." in full:
             values = permuted(values, config.num_key_value_heads)
-        if name == "granitemoe":  # by the names of Qwen3-MoE, which the package knows
+        if ".shared_mlp." in full:
+            part = "mlp.shared_expert" if config.num_local_experts else "mlp"
+            if full.endswith("input_linear.weight"):
+                for each, half in zip(("gate", "up"), np.split(values, 2), strict=True):
+                    base = full.replace("shared_mlp.input_linear.weight", f"{part}.{each}_proj")
+                    out.append((f"{names.get_name(base)}.weight", half))
+                continue
+            full = full.replace("shared_mlp.output_linear", f"{part}.down_proj")
+        if name in ("granitemoe", "granitehybrid"):  # by the names of Qwen3-MoE, which the package knows
             full = full.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp")
         values = values.reshape(-1) if full.endswith("correction_bias") else values
         values = values.squeeze(1) if full.endswith((".conv.conv.weight", ".conv1d.weight")) else values
@@ -276,7 +303,10 @@ def _tensors(source: Any, config: Any, name: str) -> list[tuple[str, np.ndarray]
         full = full.replace("e_score_correction_bias", "e_score_correction.bias")
         full = full.replace(".expert_bias", ".expert_bias.bias")
         full = full.replace(".dt_bias", ".dt_proj.bias")
-        if full.endswith(".A_log"):
+        if name == "granitehybrid" and full.endswith((".A_log", ".D", ".mamba.norm.weight")):
+            values = values.reshape(config.mamba_n_groups if full.endswith("weight") else len(values), -1)
+            values = -np.exp(values) if full.endswith(".A_log") else values
+        if full.endswith((".A_log", ".mamba.D")):
             out.append((names.get_name(full), values))
             continue
         if (scaled := SCALED.get(full.partition(".router.")[2])) is not None:

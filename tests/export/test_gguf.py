@@ -69,6 +69,14 @@ QWEN35 = {
     "rope_parameters": {**NEAR, "partial_rotary_factor": 0.5},
 }
 SCALES = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.7, "logits_scaling": 2.0}
+GRANITE4 = {
+    **SCALES,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "shared_intermediate_size": 96,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 16,
+}
 ROWS = {
     "Llama 3, tied": Row(
         "llama",
@@ -196,6 +204,8 @@ ROWS = {
     "SmolLM3": Row("smollm3", {"num_hidden_layers": 5}),
     "Granite": Row("granite", SCALES),
     "Granite, with experts": Row("granitemoe", {"num_local_experts": 4, **SCALES}),
+    "Granite 4": Row("granitemoehybrid", {**GRANITE4, "num_local_experts": 0, "tie_word_embeddings": True}),
+    "Granite 4, with experts": Row("granitemoehybrid", {**GRANITE4, "num_local_experts": 4, "mamba_n_groups": 2}),
     "OLMo-2": Row("olmo2", {"rms_norm_eps": 1e-6}),
     "OLMo-3": Row(
         "olmo3",
@@ -368,6 +378,7 @@ def test_a_pair_from_a_file_is_the_pair_of_its_source(
         "Mixtral",
         "Phi-3",
         "Qwen3.5, with more values than keys",
+        "Granite 4",
     ],
 )
 def test_values_are_the_dequantised_ones(
@@ -696,6 +707,25 @@ QWEN35_REFUSED = {
 def test_a_qwen35_that_contradicts_itself_is_refused(files: Callable[..., Path], tmp_path: Path, name: str) -> None:
     change, message = QWEN35_REFUSED[name]
     path = changed(files("Qwen3.5, with more values than keys"), tmp_path / "changed.gguf", change)
+    with pytest.raises(ExportError, match=re.escape(message)):
+        export(path, None, tmp_path / "bundle", certify=False)
+
+
+GRANITE4_REFUSED = {
+    "no attention": (key("granitehybrid.attention.head_count_kv", [0, 0, 0]), "not one number and zeros"),
+    "groups unknown": (key("granitehybrid.ssm.group_count", None), "granitehybrid.ssm.group_count is missing"),
+    "other groups": (key("granitehybrid.ssm.state_size", 24), "asks for [176]"),
+    "no other half": (
+        lambda writer: writer.tensors[0].pop("blk.1.ffn_up.weight"),
+        "tensor 'model.layers.1.shared_mlp.gate_proj.weight' has no other one of its shape",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GRANITE4_REFUSED)
+def test_a_granite4_that_contradicts_itself_is_refused(files: Callable[..., Path], tmp_path: Path, name: str) -> None:
+    change, message = GRANITE4_REFUSED[name]
+    path = changed(files("Granite 4"), tmp_path / "changed.gguf", change)
     with pytest.raises(ExportError, match=re.escape(message)):
         export(path, None, tmp_path / "bundle", certify=False)
 

@@ -133,6 +133,26 @@ class ExpertTensor(StoredTensor):
 
 
 @dataclass(frozen=True, slots=True)
+class JoinedTensor(StoredTensor):
+    """The rows of one tensor, and then those of others of the same columns. parts: these tensors, of one type."""
+
+    parts: tuple[StoredTensor, ...]
+
+    @property
+    def stored_as(self) -> str:
+        return self.parts[0].stored_as
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts)
+
+    def read(self) -> torch.Tensor:
+        import torch
+
+        return torch.cat([part.read() for part in self.parts])
+
+
+@dataclass(frozen=True, slots=True)
 class HalvedTensor(StoredTensor):
     """The rows of `heads` heads, of whose first `rotated` rows each those with even numbers come first, then the odd
     ones."""

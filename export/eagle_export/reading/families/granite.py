@@ -24,11 +24,12 @@ from eagle_export.reading.families.family import (
     rows_of_attention,
 )
 from eagle_export.reading.families.stacked_experts import single_experts
-from eagle_export.reading.stored_tensors import StoredTensor, grouped
+from eagle_export.reading.stored_tensors import JoinedTensor, StoredTensor, grouped
 
 BLOCK = "block_sparse_moe"
 # Of Granite 4: the part of a layer with a state, where configs say what kinds layers are of, and published ones' names.
 MAMBA, KINDS, TYPES = "mamba", ("layer_types", "layers_block_type"), {"mamba": LINEAR, "attention": ATTENTION}
+GATE, UP, GATE_UP = (f".shared_mlp.{name}.weight" for name in ("gate_proj", "up_proj", "input_linear"))
 NO_LIMITS = None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}]  # of steps, as releases of transformers write them
 # Settings that models are supported with, the first of each being transformers' default.
 KNOWN: Mapping[str, tuple[Any, ...]] = {
@@ -55,7 +56,8 @@ def opened(checkpoint: Checkpoint) -> Checkpoint:
 
 def with_its_names(checkpoint: Checkpoint) -> Checkpoint:
     """Returns a Granite 4 with transformers' names of layers' kinds, with a width of an MLP, which its config calls
-    otherwise where there are no experts, and without a limit of steps that limits nothing."""
+    otherwise where there are no experts, without a limit of steps that limits nothing, and with gate and up of MLPs in
+    one tensor. Raises ExportError for these of two shapes, and what `opened` does."""
     config = {key: value for key, value in checkpoint.config.items() if key not in KINDS}
     kinds = next((value for key in KINDS if (value := checkpoint.config.get(key)) is not None), None)
     if isinstance(kinds, list):
@@ -64,7 +66,14 @@ def with_its_names(checkpoint: Checkpoint) -> Checkpoint:
         config.pop("time_step_limit", None)
     if not _has_experts(config) and (width := config.get("shared_intermediate_size")) is not None:
         config["intermediate_size"] = width
-    renamed = replace(checkpoint, config=config)
+    tensors = dict(checkpoint.tensors)
+    for name in [name for name in tensors if name.endswith(GATE)]:  # of a GGUF file
+        gate, up = tensors.pop(name), tensors.pop(name.replace(GATE, UP), None)
+        if up is None or up.shape != gate.shape:
+            raise ExportError(f"{checkpoint.folder}: tensor {name!r} has no other one of its shape for what it gates")
+        whole, shape = name.replace(GATE, GATE_UP), (2 * gate.shape[0], *gate.shape[1:])
+        tensors[whole] = JoinedTensor(whole, gate.file, shape, gate.dtype, (gate, up))
+    renamed = replace(checkpoint, config=config, tensors=tensors)
     return opened(renamed) if _has_experts(config) else renamed
 
 

@@ -5,6 +5,7 @@ What a file does not say is what llama.cpp fills in when it loads one (src/model
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -50,6 +51,16 @@ DELTA_NET = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
+STATE_SPACE = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_dt": "mamba.dt_bias",
+    "ssm_a": "mamba.A_log",
+    "ssm_d": "mamba.D",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+}
+SHARED_MLP = {"gate": "shared_mlp.gate_proj", "up": "shared_mlp.up_proj", "down": "shared_mlp.output_linear"}
 LLAMA_NAMES = {**PROJECTIONS, **MLP, **BEFORE}
 NORMS_AFTER = {**PROJECTIONS, **MLP, **AFTER, **QK_NORMS}
 EXPERTS = {f"ffn_{name}": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "gate_up", "down")}
@@ -142,13 +153,41 @@ def _smollm3(file: GgufFile, config: Config) -> Config:
 def _granite(file: GgufFile, config: Config) -> Config:
     if file.optional("rope.scaling.finetuned") is False:  # how llama.cpp says so of this family
         raise ExportError(f"{file.path}: the model does not rotate queries and keys, which is not supported")
-    scales = {
-        "attention_multiplier": file.number("attention.scale", config["head_dim"] ** -0.5),
+    return {**_llama(file, config), **_granite_scales(file, config["head_dim"])}
+
+
+def _granite_scales(file: GgufFile, width: int) -> Config:
+    return {
+        "attention_multiplier": file.number("attention.scale", width**-0.5),
         "embedding_multiplier": file.number("embedding_scale", 1.0),
         "residual_multiplier": file.number("residual_scale", 1.0),
         "logits_scaling": file.number("logit_scale"),
     }
-    return {**_llama(file, config), **scales}
+
+
+def _granite4(file: GgufFile) -> Config:
+    """Layers with a state space have no key/value heads."""
+    key, hidden, experts = "attention.head_count_kv", file.integer("embedding_length"), file.count("expert_count")
+    width = hidden // file.integer("attention.head_count")
+    mixture = {"num_experts_per_tok": file.integer("expert_used_count")} if experts else {}
+    shared = file.integer("expert_shared_feed_forward_length" if experts else "feed_forward_length")
+    return {
+        "attention_bias": any(name.endswith(".attn_q.bias") for name in file.tensors),
+        **_granite_scales(file, width),
+        **mixture,
+        "num_local_experts": experts,
+        "intermediate_size": file.integer("feed_forward_length"),
+        "shared_intermediate_size": shared,
+        "num_key_value_heads": file.one_of_some_layers(key),
+        "layer_types": ["full_attention" if each else "linear_attention" for each in file.each_layer(key, least=0)],
+        "position_embedding_type": "nope" if file.optional("rope.scaling.finetuned") is False else "rope",
+        "rope_parameters": rope_parameters(file, width),
+        "mamba_n_heads": file.integer("ssm.time_step_rank"),
+        "mamba_n_groups": file.integer("ssm.group_count"),
+        "mamba_d_state": file.integer("ssm.state_size"),
+        "mamba_d_conv": file.integer("ssm.conv_kernel"),
+        "mamba_expand": file.integer("ssm.inner_size") // hidden,
+    }
 
 
 def _granite_moe(file: GgufFile, config: Config) -> Config:
@@ -345,8 +384,13 @@ def _seed_oss(file: GgufFile, config: Config) -> Config:
 
 
 def _channels(shape: Shape) -> Shape:
-    """Of a convolution of each channel, which a file has as a matrix."""
-    return (shape[0], 1, *shape[1:])
+    """Of a convolution of each channel, which a file has as a matrix, and of its bias."""
+    return (shape[0], 1, *shape[1:]) if len(shape) > 1 else shape
+
+
+def _numbers(shape: Shape) -> Shape:
+    """Of a vector, which a file has as a matrix."""
+    return (math.prod(shape),)
 
 
 QWEN35 = Architecture(
@@ -422,6 +466,22 @@ ARCHITECTURES = {
         _granite_moe,
         turned=True,
         experts={name: part.replace("mlp", "block_sparse_moe") for name, part in EXPERTS.items()},
+    ),
+    "granitehybrid": Architecture(
+        "granitemoehybrid",
+        {
+            **PROJECTIONS,
+            **BEFORE,
+            **STATE_SPACE,
+            **{f"ffn_{name}{end}": part for name, part in SHARED_MLP.items() for end in ("", "_shexp")},
+            "ffn_gate_inp": "block_sparse_moe.router",
+        },
+        layers=_granite4,
+        turned=True,
+        experts={name: part.replace("mlp", "block_sparse_moe") for name, part in EXPERTS.items()},
+        bare=("ssm_a", "ssm_d", "ssm_dt"),
+        shaped={"ssm_conv1d": _channels, **dict.fromkeys(("ssm_a", "ssm_d", "ssm_norm"), _numbers)},
+        exponential=("ssm_a",),
     ),
     "olmo2": Architecture("olmo2", NORMS_AFTER, _biases),
     "glm4": Architecture(

@@ -2,8 +2,9 @@
 
 Names and changes of values are those of llama.cpp's converter (conversion/*.py and gguf-py/gguf/tensor_mapping.py of
 ggml-org/llama.cpp). It changes values in three ways, all undone here: gains of Gemma and Qwen3.5 have 1 added, Qwen3.5
-has -exp of a number by which states fade, and some families have the rows of each head of queries and keys in another
-order, because llama.cpp rotates rows 2 i and 2 i + 1 together, where transformers rotates rows i and i + d/2.
+and Granite 4 have -exp of a number by which states fade, and some families have the rows of each head of queries and
+keys in another order, because llama.cpp rotates rows 2 i and 2 i + 1 together, where transformers rotates rows i and
+i + d/2.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def _parts(
         raise _unknown(file, entry)
     name = f"{layer}.{architecture.layer[part]}" + ("" if part in architecture.bare else f".{kind}")
     if part in architecture.shaped:
-        entry = replace(entry, shape=architecture.shaped[part](entry.shape))
+        shape = architecture.shaped[part](entry.shape)
+        entry = replace(entry, shape=shape, row_bytes=entry.num_bytes // max(1, math.prod(shape[:-1])))
     order = architecture.ordered(file, part, entry.shape)
     if architecture.turned and part in ("attn_q", "attn_k"):
         order = _turned(heads if part == "attn_q" else kv_heads, entry)
