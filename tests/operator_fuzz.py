@@ -26,7 +26,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from convolution_graphs import convolution
-from delta_graphs import delta
+from delta_graphs import delta, scan
 from eagle_export.recipes.blocks import Grid
 from eagle_runtime.base.errors import BackendError
 from eagle_runtime.ort.session import texts_mask
@@ -121,9 +121,9 @@ def subjects(rng: np.random.Generator) -> list[Subject]:
         one = made("convolution", layer.session(), lambda i, c=layer: c.feeds(rng, lengths[i], parents, 10))  # type: ignore[misc]
         found.append(Subject(one.name, one.model, one.sessions, one.feeds, tuple(lengths)))
     for shape in ((2, 4, 16, 16), (1, 1, 8, 40)):
-        net = delta(rng, *shape)
-        one = made("delta", net.session(), lambda i, d=net: d.feeds(rng, i % 3, parents))  # type: ignore[misc]
-        found.append(Subject(one.name, one.model, one.sessions, one.feeds, (0,) * FEEDS))
+        for name, net in (("delta", delta(rng, *shape)), ("scan", scan(rng, *shape))):
+            one = made(name, net.session(), lambda i, d=net: d.feeds(rng, i % 3, parents))  # type: ignore[misc]
+            found.append(Subject(one.name, one.model, one.sessions, one.feeds, (0,) * FEEDS))
     for norms in (False, True):
         both = layers(rng, norms=norms)
         found.append(made("steps", both.joined, lambda i, b=both: b.feeds(rng, 9 * i, parents), 1 + norms))  # type: ignore[misc]
@@ -322,7 +322,7 @@ class Fuzz:
             other = array + np.array([16, 0, 16, 0, 0, 0, 16]) * int(rng.choice([-1, 1]))
             array = np.concatenate([other, array] if rng.random() < 0.5 else [array, other])
         assert self._library.eagle_next_texts(array.ctypes.data, len(texts), len(array) // len(texts)) == 0
-        names = ("q", "k", "v", "x", "qkv", "b", "a", "positions", "cosine", "sine")
+        names = ("q", "k", "v", "x", "qkv", "b", "a", "dt", "positions", "cosine", "sine")
         feeds = {name: np.concatenate([one[name] for one in texts], 1) for name in names if name in texts[0]}
         ends = np.cumsum([one["positions"].shape[1] for one in texts]).tolist()
         mask = texts_mask([one["mask"][0, 0] for one in texts], ends)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from convolution_graphs import convolution
-from delta_graphs import delta
+from delta_graphs import delta, scan
 from eagle_export.recipes.blocks import Grid
 from expert_graphs import mixture
 from operator_graphs import Array, Heads, OneNode, instructions, product, random_blocks, sincos
@@ -67,11 +67,11 @@ def cases() -> list[tuple[OneNode, dict[str, Array], list[Array]]]:
             inputs = layer.feeds(rng, length, parents)
             step = layer.session()
             found.append((step, inputs, step.run(None, inputs)))
-        net = delta(rng, 2, 4, 32, 72)
-        step = net.session()
-        for pending, parents in [(0, range(-1, 20)), (3, [-1, 0, 0, 1, 1, 2, 5])]:
-            inputs = net.feeds(rng, pending, list(parents))
-            found.append((step, inputs, step.run(None, inputs)))
+        for net in (delta(rng, 2, 4, 32, 72), scan(rng, 2, 4, 32, 72)):
+            step = net.session()
+            for pending, parents in [(0, range(-1, 20)), (3, [-1, 0, 0, 1, 1, 2, 5])]:
+                inputs = net.feeds(rng, pending, list(parents))
+                found.append((step, inputs, step.run(None, inputs)))
         experts = mixture(rng, 6, 96, 64)
         step = experts.session()
         for rows in (1, 9):

@@ -14,11 +14,20 @@
 // q, k and v go through a convolution of K tokens and x * sigmoid(x). With q and k of length 1, beta = sigmoid(b) and
 // decay = e^(-e^A_log * log(1 + e^(a + dt_bias))) a head makes S' = decay * S + k x (v - k decay S) beta of a state S,
 // and reads q S' / root(D).
+//
+// RowExactScan is the same of a state space (Mamba-2), which takes nothing out of its state, and has dt [1, T, H] in the
+// place of b and a, also in past rows [1, W, C + H]; after the weights a bias [C] of the convolution, and after dt_bias a
+// skip [H], initializers too. With q and k as they are, step = log(1 + e^(dt + dt_bias)) and decay = e^(-e^A_log * step) a
+// head makes S' = decay * S + k x v step, and reads q S' + skip * v.
+#include <stdio.h>
+
 #include "attention.hpp"
 
 namespace eagle {
 namespace {
-enum Place : int { QKV, B, A, PAST_ROWS, PAST_STATE, POSITIONS, MASK, WEIGHTS, RATES, BIASES, INPUTS };
+// Of a state space, whose dt is both b and a, inputs from a to the weights are one earlier.
+enum Place : int { QKV, B, A, PAST_ROWS, PAST_STATE, POSITIONS, MASK, WEIGHTS, RATES, BIASES, SKIPS };
+constexpr int OFFSETS = WEIGHTS;   // of its convolution
 constexpr int64_t MOST_KEPT = 64;  // states of a tree at once
 constexpr int64_t MANY = 4096;     // numbers that are worth several threads' convolutions
 constexpr int64_t FEW = 50000;     // numbers of states that one thread walks over as fast as several
@@ -32,10 +41,18 @@ float power_of_e(float x) {
   return float(power);
 }
 
+ort::Status refused(const Delta& net, const char* why) {
+  char text[160];
+  snprintf(text, sizeof text, "%s: %s", net.erases ? "RowExactDelta" : "RowExactScan", why);
+  return ort::error(text);
+}
+
+template <bool ERASES>
 ort::Status read(const Source& source, Delta* net) {
   Delta& j = *net;
-  ort::Tensor weights, rates, biases;
-  RETURN_IF_ERROR(source.constant(WEIGHTS, &weights));
+  ort::Tensor weights, rates, biases, offsets, skips;
+  j.erases = ERASES;
+  RETURN_IF_ERROR(source.constant(WEIGHTS - !ERASES, &weights));
   RETURN_IF_ERROR(source.constant(RATES, &rates));
   RETURN_IF_ERROR(source.constant(BIASES, &biases));
   auto fits = [](int64_t width) { return width >= 8 && width <= MOST_WIDTH && width % 8 == 0; };
@@ -43,11 +60,19 @@ ort::Status read(const Source& source, Delta* net) {
                      source.attribute("key_width", &j.key_width) && source.attribute("width", &j.width);
   if (!sizes || j.key_heads < 1 || j.heads < 1 || j.heads > 4096 || j.heads % j.key_heads || !fits(j.key_width) ||
       !fits(j.width) || source.outputs != 3)
-    return ort::error("RowExactDelta: key_heads, heads, key_width or width are missing or wrong");
+    return refused(j, "key_heads, heads, key_width or width are missing or wrong");
   j.tokens = weights.dims[2];
   if (j.tokens < 1 || j.tokens > MOST_TOKENS || !weights.is(ort::FLOAT, j.channels(), 1, j.tokens) ||
       !rates.is(ort::FLOAT, j.heads) || !biases.is(ort::FLOAT, j.heads))
-    return ort::error("RowExactDelta: weights, A_log or dt_bias have another shape or type");
+    return refused(j, "weights, A_log or dt_bias have another shape or type");
+  if (!ERASES) {
+    RETURN_IF_ERROR(source.constant(OFFSETS, &offsets));
+    RETURN_IF_ERROR(source.constant(SKIPS, &skips));
+    if (!offsets.is(ort::FLOAT, j.channels()) || !skips.is(ort::FLOAT, j.heads))
+      return refused(j, "the bias or D have another shape or type");
+    RETURN_IF_ERROR(source.copy(offsets, &j.offsets));
+    RETURN_IF_ERROR(source.copy(skips, &j.skips));
+  }
   float* gates = source.memory->get_zeros<float>(static_cast<size_t>(2 * j.filled()));
   if (gates == nullptr) return ort::error(NO_MEMORY);
   j.rates = gates, j.biases = gates + j.filled();
@@ -60,7 +85,7 @@ ort::Status read(const Source& source, Delta* net) {
 }
 
 // Finds an order of a text's rows, once for all layers. Children without children go first: they need no state.
-ort::Status order_rows(Seen* text, Pass* pass) {
+ort::Status order_rows(const Delta& net, Seen* text, Pass* pass) {
   if (text->preorder.order != nullptr) return nullptr;
   const int64_t rows = text->rows;
   int32_t* parents = reinterpret_cast<int32_t*>(pass->memory.get(static_cast<size_t>(5 * rows + 1) * sizeof(int32_t)));
@@ -75,7 +100,7 @@ ort::Status order_rows(Seen* text, Pass* pass) {
       parents[t] = n < 2 ? -1 : sees[n - 2];
       const int32_t *before = text->first + (n < 2 ? t : parents[t]), alike = n < 2 ? 0 : before[1] - before[0];
       if (n < 1 || sees[n - 1] != t || alike != n - 1 || memcmp(sees, text->seen + *before, size_t(alike) * 4) != 0)
-        return ort::error("RowExactDelta: a row of tree_mask does not see what its parent sees, and itself");
+        return refused(net, "a row of tree_mask does not see what its parent sees, and itself");
     }
     if (parents[t] >= 0) places[parents[t]] = 1;  // it has children
   }
@@ -95,7 +120,7 @@ ort::Status order_rows(Seen* text, Pass* pass) {
     while (t >= 0 && next[t] < 0) t = parents[t];
     t = t < 0 ? t : next[t];
   }
-  if (kept > MOST_KEPT) return ort::error("RowExactDelta: a tree needs more than 64 states at once");
+  if (kept > MOST_KEPT) return refused(net, "a tree needs more than 64 states at once");
   text->preorder = {order, parents, places, kept};
   return nullptr;
 }
@@ -125,7 +150,7 @@ ort::Status narrow_to(int64_t row, int64_t i, Delta* job) {
   j.past = own.columns, j.pending = j.past - (j.tokens - 1);
   if (i > 0) j.new_state = reinterpret_cast<float*>(own.next);
   if (j.pending < 0 || j.past > (1 << 20) || j.new_state == nullptr)
-    return ort::error("RowExactDelta: a text was announced with too few past rows, or without memory for a new state");
+    return refused(j, "a text was announced with too few past rows, or without memory for a new state");
   j.past_rows = reinterpret_cast<const float*>(own.keys), j.past_state = reinterpret_cast<const float*>(own.values);
   j.qkv += row * j.channels(), j.b += row * j.heads, j.a += row * j.heads;
   j.out += row * j.heads * j.width, j.new_rows += row * j.kept();
@@ -134,18 +159,19 @@ ort::Status narrow_to(int64_t row, int64_t i, Delta* job) {
 
 ort::Status plan(const void* what, Pass* pass) {
   Delta all = *static_cast<const Delta*>(what);
-  const ort::Tensor &qkv = pass->input(QKV), &b = pass->input(B), &a = pass->input(A);
-  const ort::Tensor &past_rows = pass->input(PAST_ROWS), &past_state = pass->input(PAST_STATE);
+  const int less = !all.erases;
+  const ort::Tensor &qkv = pass->input(QKV), &b = pass->input(B), &a = pass->input(A - less);
+  const ort::Tensor &past_rows = pass->input(PAST_ROWS - less), &past_state = pass->input(PAST_STATE - less);
   const int64_t rows = qkv.rank == 3 ? qkv.dims[1] : 0, H = all.heads;
   if (rows < 1 || rows > (1 << 20) || !qkv.is(ort::FLOAT, 1, rows, all.channels()) || !b.is(ort::FLOAT, 1, rows, H) ||
       !a.is(ort::FLOAT, 1, rows, H))
-    return ort::error("RowExactDelta: qkv, b or a have another shape or type");
+    return refused(all, "qkv, b, a or dt have another shape or type");
   all.rows = rows, all.past = past_rows.dims[1], all.pending = all.past - (all.tokens - 1);
   if (all.pending < 0 || all.past > (1 << 20) || !past_rows.is(ort::FLOAT, 1, all.past, all.kept()) ||
       !past_state.is(ort::FLOAT, H, all.key_width, all.width))
-    return ort::error("RowExactDelta: past rows or the past state have another shape or type");
+    return refused(all, "past rows or the past state have another shape or type");
   bool several = false;
-  RETURN_IF_ERROR(look(pass->input(POSITIONS), pass->input(MASK), rows, 0, pass, &several));
+  RETURN_IF_ERROR(look(pass->input(POSITIONS - less), pass->input(MASK - less), rows, 0, pass, &several));
   const int64_t out[3] = {1, rows, H * all.width}, rows_out[3] = {1, rows, all.kept()};
   RETURN_IF_ERROR(pass->output(0, out, 3, &all.out));
   RETURN_IF_ERROR(pass->output(1, rows_out, 3, &all.new_rows));
@@ -161,7 +187,7 @@ ort::Status plan(const void* what, Pass* pass) {
   int64_t lines = 0;
   for (int64_t i = 0; i < seen.count; i++) {
     Seen& text = seen.texts[i];
-    RETURN_IF_ERROR(order_rows(&text, pass));
+    RETURN_IF_ERROR(order_rows(all, &text, pass));
     Delta& j = texts[i] = all;
     j.rows = text.rows;
     RETURN_IF_ERROR(several ? narrow_to(text.row, i, &j) : nullptr);
@@ -182,5 +208,6 @@ ort::Status plan(const void* what, Pass* pass) {
 }
 }  // namespace
 
-const Kind DELTA = {INPUTS, [](int i) { return i < WEIGHTS; }, create_kind<Delta, read>, plan};
+const Kind DELTA = {SKIPS, [](int i) { return i < WEIGHTS; }, create_kind<Delta, read<true>>, plan};
+const Kind SCAN = {SKIPS + 1, [](int i) { return i < WEIGHTS - 1; }, create_kind<Delta, read<false>>, plan};
 }  // namespace eagle

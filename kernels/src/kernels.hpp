@@ -119,24 +119,26 @@ struct Preorder {
   int64_t kept;
 };
 
-// A gated delta net, whose H heads each have a state [D, E] that every row of a text changes. Rows are numbered from
-// -past to -1 those of the past, from 0 on the new ones.
+// A gated delta net, or a state space, whose H heads each have a state [D, E] that every row of a text changes. Rows are
+// numbered from -past to -1 those of the past, from 0 on the new ones.
 struct Delta {
+  bool erases;                                 // a gated delta net: what a row's k reads of the state
   int64_t key_heads, heads, key_width, width;  // G, H, D, E
   int64_t tokens;                              // that the convolution of a row sees, itself included
   const float* weights;                        // [tokens, C], of a row itself, of the token before it, ...
   const float *rates, *biases;                 // [H, filled up to a multiple of 8]: e^A_log, dt_bias
+  const float *offsets, *skips;                // of a state space [C], [H]: a bias of its convolution, D
   int64_t rows, past, pending;                 // T; W; the last rows of the past, which the state lacks
-  const float *qkv, *b, *a;                    // [T, C], [T, H] twice
-  const float *past_rows, *past_state;         // [W, C + 2 H], [H, D, E]
-  float *out, *new_rows, *new_state;           // [T, H * E], [T, C + 2 H], [H, D, E]
+  const float *qkv, *b, *a;                    // [T, C], [T, H] twice; both are dt of a state space
+  const float *past_rows, *past_state;         // [W, `kept`], [H, D, E]
+  float *out, *new_rows, *new_state;           // [T, H * E], [T, `kept`], [H, D, E]
   float* ready;                                // [pending + T, `line`]: see delta.inl
   Preorder tree;                               // of the new rows
   const struct Kernels* kernels;
 
   INLINE int64_t sharing() const { return heads / key_heads; }
   INLINE int64_t channels() const { return 2 * key_heads * key_width + heads * width; }
-  INLINE int64_t kept() const { return channels() + 2 * heads; }
+  INLINE int64_t kept() const { return channels() + (erases ? 2 : 1) * heads; }
   INLINE int64_t filled() const { return (heads + 7) / 8 * 8; }
   INLINE int64_t line() const { return channels() + 2 * filled() + key_heads; }
   INLINE int64_t columns() const { return width % 32 ? 8 : 32; }  // of a state, that lie together

@@ -1,13 +1,13 @@
 // RowExactSteps: steps one after the other, each of which is what RowExactMatMul, ExactTreeAttention, RowExactNorm or
-// ExactSinCos computes, a mixture of experts, a short convolution, or a gated delta net. Threads stay together from the
-// first to the last, and what only steps read is not a tensor of the graph.
+// ExactSinCos computes, a mixture of experts, a short convolution, a gated delta net or a state space. Threads stay
+// together from the first to the last, and what only steps read is not a tensor of the graph.
 //
 //   inputs   plan [steps, 20 or 17] int64, an initializer: per step its kind (0: RowExactMatMul, 1: ExactTreeAttention,
 //            2: RowExactNorm, 3: RowExactExperts, see experts.cpp, 4: ExactSinCos, 5: RowExactConvolution, see
-//            convolution.cpp, 6: RowExactDelta, see delta.cpp), the places of its 16 inputs, or of the first 13, and
-//            those of its 3 outputs. An input is -1 (absent), the number of an input of the node, or -2 - n, n being an
-//            output of an earlier step, of which each has three numbers: 3 * step + output. An output is the number of
-//            one of the node, -1 (read by steps alone), or -2 (the step has no such output)
+//            convolution.cpp, 6: RowExactDelta, 7: RowExactScan, see delta.cpp), the places of its 16 inputs, or of
+//            the first 13, and those of its 3 outputs. An input is -1 (absent), the number of an input of the node, or
+//            -2 - n, n being an output of an earlier step, of which each has three numbers: 3 * step + output. An output
+//            is the number of one of the node, -1 (read by steps alone), or -2 (the step has no such output)
 //            then whatever the steps read
 //   outputs  fp32
 //   attributes  those of step i with the prefix "s<i>_"
@@ -24,8 +24,8 @@ namespace {
 constexpr int64_t PLAN_WIDTH = 1 + STEP_INPUTS + STEP_OUTPUTS, MOST_STEPS = 4096, MOST_NODE_INPUTS = 1 << 17;
 constexpr int WITHOUT_BIASES = 13;  // inputs of a step
 constexpr size_t NAME = 40;         // bytes of an attribute's name
-constexpr int64_t KIND_COUNT = 7;
-const Kind* const KINDS[KIND_COUNT] = {&PRODUCT, &ATTENTION, &NORMS, &EXPERTS, &SINCOS, &CONVOLUTION, &DELTA};
+constexpr int64_t KIND_COUNT = 8;
+const Kind* const KINDS[KIND_COUNT] = {&PRODUCT, &ATTENTION, &NORMS, &EXPERTS, &SINCOS, &CONVOLUTION, &DELTA, &SCAN};
 
 // The node, or a node of one step. Values are numbered: first what the node gets, then what steps compute.
 struct Steps {

@@ -98,7 +98,7 @@ struct Step {
   int64_t in[STEP_INPUTS], out[STEP_OUTPUTS];  // numbers of values; negative: none
 };
 
-extern const Kind ATTENTION, NORMS, PRODUCT, EXPERTS, SINCOS, CONVOLUTION, DELTA;
+extern const Kind ATTENTION, NORMS, PRODUCT, EXPERTS, SINCOS, CONVOLUTION, DELTA, SCAN;
 
 // Operators: of one step, whose inputs and outputs are the node's.
 ort::Status create_one(const Kind& kind, const void* info, void** kernel);

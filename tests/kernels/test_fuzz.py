@@ -24,6 +24,7 @@ def test_inputs_that_do_not_fit() -> None:
             "experts",
             "convolution",
             "delta",
+            "scan",
         ),
     }
     for end in ("not opened", "refused", "computed"):
