@@ -51,7 +51,7 @@ def test_passes_of_several_threads_do_not_disturb_each_other() -> None:
 @pytest.mark.parametrize(
     ("row", "column", "value", "said"),
     [
-        (0, 0, 7, "unknown kind"),
+        (0, 0, 8, "unknown kind"),
         (0, 0, -1, "unknown kind"),
         (0, 1, 1000, "an input that is not there"),
         (0, 1, 0, "an input that is not there"),
