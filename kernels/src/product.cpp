@@ -9,8 +9,9 @@
 //   attributes  K; bits, N and block of each weight, as bits_0, N_0, block_0, ...; first_0, ...: which row of levels its
 //               columns begin with (0), so that parts of one weight may be several; epsilon, of the norm; activation
 //
-// With norm, x / root(mean(x^2) + epsilon) * norm takes the place of x; with up, activation(x) * up does (1: SiLU, 2: GELU
-// by tanh; 3: see BOUNDED, with attributes alpha and limit; 4: its sigmoid alone). A bias is added to its product; then `added` is, to the product of the only weight.
+// With up, activation(x) * up takes the place of x (1: SiLU, 2: GELU by tanh; 3: see BOUNDED, with attributes alpha and
+// limit, and without norm; 4: its sigmoid alone); with norm, x / root(mean(x^2) + epsilon) * norm does after that. A bias is
+// added to its product; then `added` is, to the product of the only weight.
 #include <stdio.h>
 #include <string.h>
 
@@ -51,7 +52,7 @@ ort::Status read_before(const Source& source, int64_t channels, Product* p) {
   constexpr const char* UNSOUND = "RowExactMatMul: norm, epsilon or activation do not fit each other or K";
   RETURN_IF_ERROR(read_numbers(source, NORM, channels, UNSOUND, &p->before.norm));
   const bool sound = p->before.norm == nullptr || (source.attribute("epsilon", &p->before.epsilon) &&
-                                                   p->before.epsilon >= 0 && p->before.activation == NONE);
+                                                   p->before.epsilon >= 0 && p->before.activation != BOUNDED);
   return !sound || (p->before.any() && channels % 8) ? ort::error(UNSOUND) : nullptr;
 }
 

@@ -27,7 +27,8 @@ static void before(const Before& step, const float* x, const float* up, int64_t 
       const V active = step.activation == GELU ? gelu(v) : step.activation == SILU ? mul(v, sigmoid(v)) : sigmoid(v);
       store(out + i, mul(active, load(up + i)));
     }
-    return;
+    if (step.norm == nullptr) return;
+    x = out;
   }
   V squares = all(0.f);
   for (int64_t i = 0; i < n; i += 8) squares = fma(load(x + i), load(x + i), squares);

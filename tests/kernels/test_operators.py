@@ -137,9 +137,11 @@ def test_a_norm_before_a_product(instruction_set: str) -> None:
 
 @pytest.mark.parametrize("activation", [1, 2, 4])
 def test_a_gated_activation_before_a_product_and_a_sum_after_it(instruction_set: str, activation: int) -> None:
-    x, _, blocks = some_rows(576)
+    """And a norm in between, without a sum."""
+    x, norm, blocks = some_rows(576)
     up, added = np.flip(x, 0).copy(), x[:, : blocks.level.shape[1]].copy()
-    feeds = {"x": x[None], "up": up[None], "added": added[None]}
+    no_sum = {"x": x[None], "up": up[None]}
+    feeds = {**no_sum, "added": added[None]}
     with instructions(instruction_set):
         session = product([blocks], more=("up", "added"), activation=activation)
         (out,) = session.run(None, feeds)
@@ -150,7 +152,12 @@ def test_a_gated_activation_before_a_product_and_a_sum_after_it(instruction_set:
     cubic = np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)
     sigmoid = 1 / (1 + np.exp(-wide))
     active = {1: wide * sigmoid, 2: 0.5 * wide * (1 + np.tanh(cubic)), 4: sigmoid}
-    assert_close_and_exact(out[0], product_in_words((active[activation] * up).astype(np.float32), blocks) + added)
+    gated = active[activation] * up
+    assert_close_and_exact(out[0], product_in_words(gated.astype(np.float32), blocks) + added)
+    with instructions(instruction_set):
+        (out,) = product([blocks], norm, more=("up",), activation=activation, epsilon=1e-5).run(None, no_sum)
+    normed = gated / np.sqrt((gated**2).mean(1, keepdims=True) + 1e-5) * norm
+    assert_close_and_exact(out[0], product_in_words(normed.astype(np.float32), blocks))
 
 
 def test_biases_after_a_product(instruction_set: str) -> None:
