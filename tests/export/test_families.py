@@ -386,6 +386,7 @@ def test_drafts_change_no_token_and_no_bit(name: str, precision: str, bundles: C
 ONE_NODE = (
     "Qwen3",
     "Qwen3.5",
+    "Granite 4",
     "Gemma-2",
     "Gemma-3",
     "OLMo-2",
@@ -412,10 +413,11 @@ MIXTURES = (
     "LFM2, with experts",
     "Qwen3.5, with experts",
     "Gemma-4, with experts",
+    "Granite 4, with experts and rotation",
 )
 # Whose bits no processor changes. Routers, a cap of logits and norms between products are ONNX Runtime's, and so are
 # rotations of heads of width 8, which no published model has.
-SAME_EVERYWHERE = ("Qwen3", "Qwen3.5", "Gemma-3", WIDE_PHI, "ERNIE 4.5")
+SAME_EVERYWHERE = ("Qwen3", "Qwen3.5", "Granite 4", "Gemma-3", WIDE_PHI, "ERNIE 4.5")
 # Exported as targets alone, which other tests have traced; the others' native forms give a head its taps.
 ALONE = ("Gemma-3", "Phi-4-mini", WIDE_PHI, "ERNIE 4.5", "ERNIE 4.5, with experts", "Hunyuan")
 
@@ -445,6 +447,7 @@ def test_the_native_form_computes_the_same(name: str, bundles: Callable[..., Pat
     if name in (
         "Qwen3",
         "Qwen3.5",
+        "Granite 4",
         "Gemma-2",
         WIDE_PHI,
     ):  # the others' heads of width 8 are not rotated by the operator

@@ -28,7 +28,6 @@ from eagle_export.recipes.attention import (
 from eagle_export.recipes.convolutions import Convolutions, convolution_nodes, convolution_of
 from eagle_export.recipes.delta_nets import DeltaNets, delta_nodes, delta_parts, finish
 from eagle_export.recipes.graph import (
-    STATE_SPACE,
     Pass,
     insert,
     insert_all,
@@ -43,7 +42,7 @@ from eagle_export.recipes.int8_cache import Int8Cache
 from eagle_export.recipes.multipliers import Multipliers
 from eagle_export.recipes.native_experts import NativeExperts
 from eagle_export.recipes.native_products import LANES, JoinedSteps, NativeProducts, attributes_of, sum_after
-from eagle_export.recipes.native_steps import CONVOLUTION, DELTA, DOMAIN, KINDS, JoinedRuns
+from eagle_export.recipes.native_steps import CONVOLUTION, DELTA, DOMAIN, KINDS, SCAN, JoinedRuns
 from eagle_export.recipes.plan import Passes, apply
 from eagle_export.recipes.same_bits import NativeRotations
 from eagle_runtime.bundle.graph import SCALE
@@ -62,8 +61,7 @@ def both_forms(passes: Passes, model: ir.Model) -> tuple[dict[str, str], ir.Mode
     done = Multipliers().apply(model)
     done |= apply(tuple(step for step in passes if step not in exact), model)
     attention = NativeAttention(in_bytes=isinstance(exact[0], Int8Cache))
-    spaces = any((node.domain, node.op_type) == STATE_SPACE for node in model.graph)
-    native = model.clone() if attention.fits(model) and not spaces else None
+    native = model.clone() if attention.fits(model) else None
     done |= apply(exact, model) | Convolutions(in_heads=True).apply(model) | DeltaNets().apply(model)
     if native is not None:
         products = NativeExperts(), NativeProducts(), JoinedSteps()
@@ -171,7 +169,7 @@ class NativeConvolutions(Pass[ir.Node]):
 
 @dataclass(frozen=True, slots=True)
 class NativeDeltaNets(Pass[ir.Node]):
-    """Replaces every gated delta net by the operator, whose states are in fp32."""
+    """Replaces every gated delta net and state space by the operator, whose states are in fp32."""
 
     name = "native delta nets"
 
@@ -184,7 +182,8 @@ class NativeDeltaNets(Pass[ir.Node]):
         for node, part in zip(matches, delta_parts(model, matches), strict=True):
             changed[str(node.outputs[0].name)] = "one operator"
             inputs = [part.qkv, *part.gates, *part.past, ids, mask, *part.stored]
-            finish(model, node, part, insert_all(node, DELTA, inputs, 3, DOMAIN, **attributes_of(node)))
+            inputs, kind = (inputs, DELTA) if part.skip is None else ([*inputs, part.skip], SCAN)
+            finish(model, node, part, insert_all(node, kind, inputs, 3, DOMAIN, **attributes_of(node)))
         return changed
 
 
@@ -213,6 +212,8 @@ def attend(model: ir.Model, node: ir.Node, part: Part, wanted: ir.Value | None =
         q = _flat(rotated[0])
     elif angles:
         raise ExportError(f"attention {node.name} rotates queries otherwise than keys; report this as a bug")
+    elif (unturned := _of_heads(q)) is not None:
+        q = _flat(unturned)
     else:
         q = op("Transpose", [q], perm=HEADS_FIRST)
     attributes = {"heads": part.heads, "kv_heads": part.kv_heads, "width": part.width, "scale": scale * factor}
@@ -270,13 +271,17 @@ def _rotation(value: ir.Value | None) -> Rotation | None:
     if node is None or node.attributes.get_int("interleaved", 0) != 0:
         return None
     x, cosine, sine = node.inputs[:3]
-    before = made_by(x, "Transpose")
-    if before is None or list(before.attributes["perm"].as_ints()) != HEADS_FIRST:
+    if (rows := _of_heads(x)) is None:
         return None
-    (rows,) = before.inputs
-    assert rows is not None and cosine is not None and sine is not None
+    assert cosine is not None and sine is not None
     half = cosine.shape[2] if cosine.shape is not None and len(cosine.shape) == 3 else None
     return (rows, cosine, sine) if isinstance(half, int) and half % LANES == 0 else None
+
+
+def _of_heads(value: ir.Value | None) -> ir.Value | None:
+    """Rows [1, T, heads, width] of which [1, heads, T, width] are made; None if they are not."""
+    before = made_by(value, "Transpose")
+    return None if before is None or list(before.attributes["perm"].as_ints()) != HEADS_FIRST else before.inputs[0]
 
 
 def _merged(node: ir.Node) -> ir.Node | None:

@@ -172,6 +172,8 @@ class JoinedSteps(Pass[ir.Node]):
                 if (norm := _norm_before(node)) is not None:
                     inputs[0], extra = norm.inputs[0], [norm.inputs[1], None]
                     attributes["epsilon"] = norm.attributes.get_float("epsilon", 1e-5)
+                    if (gate := gate_before(norm)) is not None:
+                        inputs[0], attributes["activation"], extra[1] = gate
                 elif (gate := gate_before(node)) is not None:
                     inputs[0], activation, up = gate
                     attributes["activation"], extra = activation, [None, up]

@@ -13,10 +13,10 @@ from eagle_export.recipes.graph import Pass, take_place
 
 DOMAIN = "eagle"  # of the operators
 # Exist as steps alone.
-EXPERTS, CONVOLUTION, DELTA = "RowExactExperts", "RowExactConvolution", "RowExactDelta"
+EXPERTS, CONVOLUTION, DELTA, SCAN = "RowExactExperts", "RowExactConvolution", "RowExactDelta", "RowExactScan"
 SINCOS = "ExactSinCos"
-KINDS = ("RowExactMatMul", "ExactTreeAttention", "RowExactNorm", EXPERTS, SINCOS, CONVOLUTION, DELTA)
-STEPS_ALONE = (EXPERTS, CONVOLUTION, DELTA)
+KINDS = ("RowExactMatMul", "ExactTreeAttention", "RowExactNorm", EXPERTS, SINCOS, CONVOLUTION, DELTA, SCAN)
+STEPS_ALONE = (EXPERTS, CONVOLUTION, DELTA, SCAN)
 INPUTS, OUTPUTS = 16, 3  # of a step, at most
 OF_EXPERTS = 4  # inputs that the plan names; the weights follow the last of them
 ABSENT, INSIDE, NONE = -1, -1, -2  # an input; an output that only steps read; no such output
