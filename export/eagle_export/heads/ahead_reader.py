@@ -134,7 +134,7 @@ def _check_counts(head: Checkpoint, count: int, blocks: list[int], heads_key: st
 @dataclass(frozen=True, slots=True)
 class AheadNames:
     """prefixes: what all names may begin with; the first that the file has is taken off. parts: pattern of a name
-    without it -> official name. mark: pattern of a name that every such file has. alone: whether the folder holds
+    without it -> official name. mark: a name that every such file has. alone: whether the folder holds
     nothing else, so that every other name is kept."""
 
     prefixes: tuple[str, ...]
@@ -144,8 +144,7 @@ class AheadNames:
 
     def held_by(self, head: Checkpoint) -> bool:
         """Whether a folder has such heads."""
-        prefix = self._prefix(head)
-        return any(name.startswith(prefix) and re.match(self.mark, name[len(prefix) :]) for name in head.tensors)
+        return self._prefix(head) + self.mark in head.tensors
 
     def official(self, head: Checkpoint) -> Mapping[str, StoredTensor]:
         """Returns the heads' tensors by their official names. Raises ExportError for two tensors of one name."""
@@ -177,15 +176,15 @@ _MEDUSA = (
     (r"(\d+)\.(\d+)\.linear\.(weight|bias)", r"heads.\1.blocks.\2.linear.\3"),
     (r"(\d+)\.\d+\.weight", r"heads.\1.lm_head.weight"),
 )
-MEDUSA = AheadNames((), _MEDUSA, mark=r"0\.0\.linear\.weight")
-MEDUSA_IN_TARGET = AheadNames((MEDUSA_HEADS,), _MEDUSA, mark=r"0\.0\.linear\.weight", alone=False)
+MEDUSA = AheadNames((), _MEDUSA, mark="0.0.linear.weight")
+MEDUSA_IN_TARGET = AheadNames((MEDUSA_HEADS,), _MEDUSA, mark="0.0.linear.weight", alone=False)
 VLLM_MEDUSA = AheadNames(
     ("medusa_heads.",),
     (
         (r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)", r"heads.\1.blocks.\2.linear.\3"),
         (r"lm_heads\.(\d+)\.weight", r"heads.\1.lm_head.weight"),
     ),
-    mark=r"blocks\.0\.layers\.0\.weight",
+    mark="blocks.0.layers.0.weight",
 )
 HYDRA = AheadNames(
     ("hydra_head.",),
@@ -194,5 +193,5 @@ HYDRA = AheadNames(
         (r"hydra_lm_head\.(\d+)\.(weight|bias)", r"heads.\1.lm_head.\2"),
         (r"input_embed_fn\.weight", "embed_tokens.weight"),
     ),
-    mark=r"hydra_mlp\.0\.\d+\.linear\.weight",
+    mark="hydra_mlp.0.0.linear.weight",
 )

@@ -120,7 +120,7 @@ def prediction_layers(target: Checkpoint) -> Mapping[str, int]:
         if (match := APPENDED.match(name)) and type(own) is int and int(match[1]) >= own:
             if f"{match[0]}eh_proj.weight" in target.tensors:
                 layers[name] = int(match[1]) - own
-        elif match := NAMED.search(name):
+        elif "mtp" in name and (match := NAMED.search(name)):
             layers[name] = int(match[1] or 0)
     return layers
 

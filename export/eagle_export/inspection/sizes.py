@@ -10,6 +10,7 @@ Shapes: K inputs and N outputs of a layer, V vocabulary, H hidden.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -75,13 +76,13 @@ class GraphBytes:
 
 def alike(layers: Iterable[Layers]) -> tuple[Layers, ...]:
     """Counts layers of the same kind and shape as one."""
-    counted: dict[tuple[Any, ...], Layers] = {}
+    first, counts = dict[tuple[Any, ...], Layers](), Counter[tuple[Any, ...]]()
     for layer in layers:
         # The part that the layer has in its block, such as mlp.up_proj; experts are of another kind.
-        key = (layer.name.split(".")[-2], ".experts." in layer.name, layer.before, layer.shape)
-        first = counted.get(key)
-        counted[key] = layer if first is None else replace(first, count=first.count + layer.count)
-    return tuple(counted.values())
+        key = (layer.name.rsplit(".", 2)[-2], ".experts." in layer.name, layer.before, layer.shape)
+        first.setdefault(key, layer)
+        counts[key] += layer.count
+    return tuple(replace(layer, count=counts[key]) for key, layer in first.items())
 
 
 def graph_bytes(shapes: GraphShapes, backend: str, precision: str, graph: str) -> GraphBytes:
@@ -181,11 +182,11 @@ def target_shapes(
     """The target's graph, with the part of an EAGLE-3 or block head that reads its taps."""
     experts = family.experts
     counts = None if experts is None else experts.counts(target.config)
-    layers, numbers = [], 0
+    layers, numbers, scorers = [], 0, family.scorers
     for name, tensor in target.tensors.items():
         if name in (EMBEDDING, LAYERS_TABLE) or is_table(name):
             continue
-        if _is_layer(name, tensor) and not name.endswith(family.scorers):
+        if _is_layer(name, tensor) and not name.endswith(scorers):
             layers.append(_layer(name, tensor, _before(name)))
         else:
             numbers += prod(tensor.shape)
