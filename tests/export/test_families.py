@@ -218,6 +218,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {"backend": "cuda", "precision": "fp16"},
         "a state in the place of attention, which backend cuda cannot run; export it for backend cpu",
     ),
+    "a state space on GPUs": (
+        "Granite 4",
+        {},
+        {"backend": "cuda", "precision": "fp16"},
+        "a state in the place of attention, which backend cuda cannot run; export it for backend cpu",
+    ),
     "a layer of another kind than linear attention": (
         "Qwen3.5",
         {"layer_types": ["linear_attention", "mamba", "full_attention", "linear_attention"]},

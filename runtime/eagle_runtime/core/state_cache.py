@@ -1,4 +1,4 @@
-"""What layers with a state and no keys (Qwen3.5's delta nets) hold of a text.
+"""What layers with a state and no keys (Qwen3.5's, Granite 4's) hold of a text.
 
 A layer's state is that of the text before the last forward pass, since it cannot be taken back to fewer tokens, and a
 tree's rows are not all kept. The rows of the last pass that were kept lie beside it. The next pass computes the state
