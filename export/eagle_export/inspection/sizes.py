@@ -242,7 +242,9 @@ def _before(name: str) -> Before:
     if name == LM_HEAD:
         return "lm_head"
     part = name.split(".")[-2]
-    return "product" if part in ("down_proj", "w2") else "attention" if part in ("o_proj", "out_proj") else "norm"
+    if part in ("down_proj", "w2", "output_linear"):
+        return "product"
+    return "attention" if part in ("o_proj", "out_proj") else "norm"
 
 
 def _layer(name: str, tensor: StoredTensor, before: Before) -> Layers:

@@ -122,7 +122,9 @@ def fed_by_product(linear: Linear) -> bool:
 
 def fed_by_norm(linear: Linear) -> bool:
     """Whether its input is normalised, as that of q, k, v, gate and up is, or the sum of all layers before it, as in
-    families whose norms come after a layer."""
+    families whose norms come after a layer; but not what a state space's last product reads, which is such as o's."""
+    if linear.name.endswith(".out_proj.weight"):
+        return False
     x = made_of(linear.x, "Cast") or linear.x  # of an embedding in fp16
     producer = x.producer()
     if producer is not None and producer.op_type == "Split":  # the rows of an expert (routed_experts.py)
