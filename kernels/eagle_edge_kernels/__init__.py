@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-VERSION = "12"  # of the operators: changes with their names, inputs, attributes or bits
+VERSION = "13"  # of the operators: changes with their names, inputs, attributes or bits
 
 
 def library() -> Path:

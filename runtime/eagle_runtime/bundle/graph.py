@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-OPERATORS = "12"  # version of the native operators that exports are made for (eagle_edge_kernels.VERSION)
+OPERATORS = "13"  # version of the native operators that exports are made for (eagle_edge_kernels.VERSION)
 IN_FP32 = ("2", "3", "4")  # of operators for which a head-major past is in fp32, as in the portable form
 # Of graphs in which ONNX Runtime computes sines and cosines of rotations: ARM64 rounds some otherwise than x86-64.
 ROTATED_OUTSIDE = (*IN_FP32, "5", "6", "7", "8")
-OLDER_OPERATORS = (*ROTATED_OUTSIDE, "9", "10", "11")  # all of which are in OPERATORS, with the same bits
+OLDER_OPERATORS = (*ROTATED_OUTSIDE, "9", "10", "11", "12")  # all of which are in OPERATORS, with the same bits
 SCALE = 4  # bytes of one
 FLOATS = ("float32", "float16")  # in which keys and values may be kept, where they are not bytes
 CACHE_PARTS = ("key", "value")
