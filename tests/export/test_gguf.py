@@ -654,14 +654,6 @@ LFM2_REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", LFM2_REFUSED)
-def test_an_lfm2_that_contradicts_itself_is_refused(files: Callable[..., Path], tmp_path: Path, name: str) -> None:
-    change, message = LFM2_REFUSED[name]
-    path = changed(files("LFM2"), tmp_path / "changed.gguf", change)
-    with pytest.raises(ExportError, match=re.escape(message)):
-        export(path, None, tmp_path / "bundle", certify=False)
-
-
 def test_a_qwen35_may_be_ollamas(files: Callable[..., Path], tmp_path: Path) -> None:
     """Its files say how many key heads each layer has, not which are delta nets, and hold what predicts further tokens
     and reads images."""
@@ -701,16 +693,6 @@ QWEN35_REFUSED = {
         "holds a model of architecture 'qwen35next', but only",
     ),
 }
-
-
-@pytest.mark.parametrize("name", QWEN35_REFUSED)
-def test_a_qwen35_that_contradicts_itself_is_refused(files: Callable[..., Path], tmp_path: Path, name: str) -> None:
-    change, message = QWEN35_REFUSED[name]
-    path = changed(files("Qwen3.5, with more values than keys"), tmp_path / "changed.gguf", change)
-    with pytest.raises(ExportError, match=re.escape(message)):
-        export(path, None, tmp_path / "bundle", certify=False)
-
-
 GRANITE4_REFUSED = {
     "no attention": (key("granitehybrid.attention.head_count_kv", [0, 0, 0]), "not one number and zeros"),
     "groups unknown": (key("granitehybrid.ssm.group_count", None), "granitehybrid.ssm.group_count is missing"),
@@ -720,12 +702,19 @@ GRANITE4_REFUSED = {
         "tensor 'model.layers.1.shared_mlp.gate_proj.weight' has no other one of its shape",
     ),
 }
+CONTRADICTING = {
+    "LFM2": LFM2_REFUSED,
+    "Qwen3.5, with more values than keys": QWEN35_REFUSED,
+    "Granite 4": GRANITE4_REFUSED,
+}
 
 
-@pytest.mark.parametrize("name", GRANITE4_REFUSED)
-def test_a_granite4_that_contradicts_itself_is_refused(files: Callable[..., Path], tmp_path: Path, name: str) -> None:
-    change, message = GRANITE4_REFUSED[name]
-    path = changed(files("Granite 4"), tmp_path / "changed.gguf", change)
+@pytest.mark.parametrize(("model", "name"), [(model, name) for model, cases in CONTRADICTING.items() for name in cases])
+def test_a_file_that_contradicts_itself_is_refused(
+    files: Callable[..., Path], tmp_path: Path, model: str, name: str
+) -> None:
+    change, message = CONTRADICTING[model][name]
+    path = changed(files(model), tmp_path / "changed.gguf", change)
     with pytest.raises(ExportError, match=re.escape(message)):
         export(path, None, tmp_path / "bundle", certify=False)
 
