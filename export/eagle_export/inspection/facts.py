@@ -241,7 +241,7 @@ def _shape_problems(target: Checkpoint, facts: TargetFacts, family: Family) -> l
     for layer in (0,) if facts.several_shapes else (0, facts.num_layers - 1):
         name = f"model.layers.{layer}"
         want(f"{name}.{family.mlp_norm}.weight", (hidden,))
-        queries = facts.num_heads * width * (2 if family.delta else 1)  # with their gates
+        queries = facts.num_heads * width * family.query_parts
         want(f"{name}.self_attn.q_proj.weight", (queries, hidden), if_there=True)
         want(f"{name}.self_attn.k_proj.weight", (facts.num_kv_heads * width, hidden), if_there=True)
         fused = (facts.num_heads + 2 * facts.num_kv_heads) * width
@@ -260,7 +260,7 @@ def _key_shapes(target: Checkpoint, family: Family | None, heads: int, head_dim:
     """Heads and width of a token's key in each layer that has one; none where keys are computed with other parts.
     heads: of queries, which are as wide. head_dim: of a layer without attention."""
     convolution = "" if family is None or not family.convolution else f".{family.convolution}.conv.weight"
-    widths = heads * (2 if family is not None and family.delta else 1)  # in the rows of queries, with their gates
+    widths = heads * (1 if family is None else family.query_parts)  # in the rows of queries
     shapes = []
     for name, each in target.tensors.items():
         if name.endswith(".self_attn.k_proj.weight"):

@@ -171,6 +171,11 @@ class Family:
         """Name of the part of layers that have a state and no keys; "": none has."""
         return self.delta or self.space
 
+    @property
+    def query_parts(self) -> int:
+        """Rows of q_proj per row of queries: with those of its gates, where attention is gated."""
+        return 2 if self.delta else 1
+
     def norm_count(self, config: Config) -> int:
         """Returns how many RMS norms the whole model has."""
         return self.layer_norms * int(config.num_hidden_layers) + 1 if self.norms is None else self.norms(config)
